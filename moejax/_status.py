@@ -1,0 +1,74 @@
+"""Status codes: how a result says, under `jax.jit` and `jax.vmap`, that its input made no sense.
+
+Called eagerly, moejax raises `ValueError`. Under tracing nothing can be raised for one row of a
+batch, so results carry an int32 ``status``: 0 means fine, anything else is a `Status`, and the
+floating-point fields beside it are NaN.
+"""
+
+import enum
+
+import jax
+import jax.numpy as jnp
+
+from moejax._typing import BoolScalar, IntScalar
+
+
+class Status(enum.IntEnum):
+    """What went wrong. Larger codes win when the results of several layers are merged."""
+
+    OK = 0
+    NOT_CONVERGED = 1
+    TOO_MANY_TOKENS = 2
+    COUNT_BEYOND_TABLE = 3
+    EMPTY_BATCH = 4
+    BATCH_ABOVE_MAX = 5
+    NEGATIVE_COUNT = 6
+    INVALID_ROUTING = 7
+    BAD_RATE = 8
+    BAD_COST = 9
+
+    @property
+    def message(self) -> str:
+        """One sentence for people."""
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    Status.OK: "okay",
+    Status.NOT_CONVERGED: "an iteration reached its cap before its tolerance",
+    Status.TOO_MANY_TOKENS: "the tokens of all experts add up to more than max_total_tokens",
+    Status.COUNT_BEYOND_TABLE: "an expert has more tokens than the PIM time table covers",
+    Status.EMPTY_BATCH: "the batch has no tokens",
+    Status.BATCH_ABOVE_MAX: "batch is larger than the static max_batch",
+    Status.NEGATIVE_COUNT: "an expert has a negative number of tokens",
+    Status.INVALID_ROUTING: "an expert id lies outside 0 .. num_experts - 1",
+    Status.BAD_RATE: "a bandwidth or FLOP rate is zero, negative or not finite",
+    Status.BAD_COST: "a time, size or FLOP count is negative or NaN",
+}
+
+
+def flag(condition: BoolScalar, code: Status) -> IntScalar:
+    """`code` where `condition` holds, `Status.OK` elsewhere. int32, the shape of `condition`."""
+    return jnp.where(condition, jnp.int32(code), jnp.int32(Status.OK))
+
+
+def merge(*statuses: IntScalar) -> IntScalar:
+    """The most severe of several statuses, elementwise after broadcasting."""
+    merged = jnp.int32(Status.OK)
+    for status in statuses:
+        merged = jnp.maximum(merged, status)
+    return merged
+
+
+def is_traced(*trees: object) -> bool:
+    """Whether any leaf is a tracer, that is, whether values can not be looked at here and now."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def raise_if_bad(where: str, status: IntScalar, detail: str = "") -> None:
+    """Raises `ValueError` for the first status that is not okay. Does nothing under tracing."""
+    if is_traced(status):
+        return
+    worst = int(jnp.max(status))
+    if worst != Status.OK:
+        raise ValueError(f"{where}: {Status(worst).message}{'; ' + detail if detail else ''}")
