@@ -31,7 +31,7 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
 
 
 def as_float(value: Any) -> Array:
-    """Converter for rates, times and sizes: a floating array, so that it can be swept and traced."""
+    """Converter for rates, times and sizes: a floating array, so that it can be swept."""
     return jnp.asarray(value, dtype=jnp.result_type(float))
 
 

@@ -1,0 +1,34 @@
+"""Fixtures shared by all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+
+# The first example of a property pays for compilation, so a deadline would only measure XLA.
+settings.register_profile(
+    "moejax",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("moejax")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def data_path() -> Path:
+    """Where the real traces lie: `MOEJAX_DATA`, else `../shared/data` beside the repository."""
+    default = REPOSITORY.parent / "shared" / "data"
+    return Path(os.environ.get("MOEJAX_DATA", default))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real routing traces; skips the test where it is absent."""
+    path = data_path()
+    if not path.is_dir():
+        pytest.skip(f"no routing traces at {path} (set MOEJAX_DATA)")
+    return path
