@@ -1,0 +1,38 @@
+"""Routing: which experts each token chose. Loaded from a file or drawn from a distribution.
+
+A reading guide: `_trace.py` is the pytree everything else takes or returns; `_io.py` reads and
+writes it; `_batch.py` draws decode batches out of it; `_statistics.py` counts.
+"""
+
+from moejax.routing._batch import decode_batch as decode_batch
+from moejax.routing._batch import prefill_batch as prefill_batch
+from moejax.routing._io import load as load
+from moejax.routing._io import save as save
+from moejax.routing._statistics import INVALID_COUNT as INVALID_COUNT
+from moejax.routing._statistics import Bimodality as Bimodality
+from moejax.routing._statistics import bimodality as bimodality
+from moejax.routing._statistics import co_activation as co_activation
+from moejax.routing._statistics import co_activation_groups as co_activation_groups
+from moejax.routing._statistics import next_layer_transitions as next_layer_transitions
+from moejax.routing._statistics import tokens_per_expert as tokens_per_expert
+from moejax.routing._trace import NOT_ROUTED as NOT_ROUTED
+from moejax.routing._trace import RoutingTrace as RoutingTrace
+from moejax.routing._trace import concat as concat
+
+
+__all__ = [
+    "INVALID_COUNT",
+    "NOT_ROUTED",
+    "Bimodality",
+    "RoutingTrace",
+    "bimodality",
+    "co_activation",
+    "co_activation_groups",
+    "concat",
+    "decode_batch",
+    "load",
+    "next_layer_transitions",
+    "prefill_batch",
+    "save",
+    "tokens_per_expert",
+]
