@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -31,7 +32,12 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
 
 
 def as_float(value: Any) -> Array:
-    """Converter for rates, times and sizes: a floating array, so that it can be swept."""
+    """Converter for rates, times and sizes: a floating array, so that it can be swept.
+
+    Arrays that are floating already keep their precision.
+    """
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
+        return value
     return jnp.asarray(value, dtype=jnp.result_type(float))
 
 

@@ -1,0 +1,96 @@
+"""The exact optimum over all subsets of experts, by dynamic programming."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from moejax._status import Status, flag, is_traced, merge, raise_if_bad
+from moejax._typing import Array, Bool, Int
+from moejax.partition._base import (
+    Load,
+    Partition,
+    PartitionCosts,
+    checked,
+    load_of,
+    partition_from,
+    times,
+)
+
+
+def optimal(
+    tokens_per_expert: Int[Array, " experts"],
+    costs: PartitionCosts,
+    *,
+    max_total_tokens: int | None = None,
+) -> Partition:
+    """The partition with the smallest total over all 2^experts subsets.
+
+    The GPU's time depends on a subset only through its number of experts and its number of
+    tokens, and the total never falls when PIM's time rises. So for each such pair it is enough to
+    know the largest PIM time that the subset takes away: a table of
+    `(experts + 1) * (max_total_tokens + 1)` entries, filled expert by expert.
+
+    **Arguments:** as `sieve`, and
+
+    - `max_total_tokens`: static bound on the sum of all counts. `None` reads the counts on the
+        host, which does not work under `jax.jit`; memory is about
+        `experts^2 * max_total_tokens` bytes.
+
+    **Returns:** `Partition`, one of the optima.
+
+    **Raises:** as `sieve`; `ValueError` if the counts add up to more than `max_total_tokens`
+    (`status` under tracing) or if it is `None` under tracing.
+    """
+    counts, status = checked(tokens_per_expert, costs, "optimal")
+    if max_total_tokens is None:
+        if is_traced(counts):
+            raise ValueError("optimal: give max_total_tokens (static) under jit, vmap or grad")
+        # The next power of two, so that calls with other counts share a compilation.
+        total = int(np.sum(np.asarray(counts, dtype=np.int64)))
+        max_total_tokens = 1 << max(total - 1, 0).bit_length()
+    too_many = flag(jnp.sum(counts) > max_total_tokens, Status.TOO_MANY_TOKENS)
+    raise_if_bad("optimal", too_many, f"max_total_tokens = {max_total_tokens}")
+    on_gpu = _search(counts, lax.stop_gradient(costs), max_total_tokens)
+    component = times(load_of(on_gpu, counts, costs), costs)
+    return partition_from(on_gpu, jnp.sum(on_gpu), component, merge(status, too_many))
+
+
+@functools.partial(jax.jit, static_argnames="max_total_tokens")
+def _search(
+    counts: Int[Array, " experts"], costs: PartitionCosts, max_total_tokens: int
+) -> Bool[Array, " experts"]:
+    num_experts, dtype = counts.shape[0], costs.pim_time_by_tokens.dtype
+    experts = jnp.arange(num_experts + 1, dtype=dtype)[:, None]
+    tokens = jnp.arange(max_total_tokens + 1, dtype=dtype)[None, :]
+    unreachable = -jnp.inf
+    none_moved = jnp.full((num_experts + 1, max_total_tokens + 1), unreachable, dtype)
+    none_moved = none_moved.at[0, 0].set(0)
+    time = costs.pim_time_by_tokens[counts]
+
+    def consider(removed, expert):
+        n, pim_time = expert
+        source = jnp.roll(removed, 1, axis=0)
+        source = jnp.roll(source, n, axis=1) + pim_time
+        legal = (experts >= 1) & (tokens >= n) & (n > 0)
+        moved = jnp.where(legal, source, unreachable)
+        return jnp.maximum(removed, moved), moved > removed
+
+    removed, took = lax.scan(consider, none_moved, (counts, time))
+    all_tokens = jnp.sum(counts).astype(dtype)
+    active_time = jnp.sum(jnp.where(counts > 0, time, 0))
+    load = Load(experts, tokens, all_tokens - tokens, jnp.maximum(active_time - removed, 0))
+    reachable = removed > unreachable
+    total = jnp.where(reachable, times(load, costs).total, jnp.inf)
+    best = jnp.unravel_index(jnp.argmin(total), total.shape)
+
+    def trace_back(state, step):
+        num_left, tokens_left = state
+        n, took_here = step
+        taken = took_here[num_left, tokens_left]
+        return (num_left - taken, tokens_left - jnp.where(taken, n, 0)), taken
+
+    _, on_gpu = lax.scan(trace_back, best, (counts, took), reverse=True)
+    return on_gpu
