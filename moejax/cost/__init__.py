@@ -1,0 +1,52 @@
+"""What operators cost, before anything is scheduled.
+
+`_roofline.py` defines `Work` and the roofline; `_work.py` counts the FLOPs and bytes of each
+operator of a decoder layer; `_comm.py` times the traffic between GPUs; `_pim_table.py` is the
+table of expert times on PIM that a scheduler learns at run time. How long a matrix-vector product
+takes inside a memory stack is a property of the stack: see `moejax.hardware`.
+"""
+
+from moejax.cost._comm import all_gather_time as all_gather_time
+from moejax.cost._comm import all_reduce_time as all_reduce_time
+from moejax.cost._comm import dispatch_traffic as dispatch_traffic
+from moejax.cost._comm import expected_remote_gpus as expected_remote_gpus
+from moejax.cost._comm import expert_comm_time as expert_comm_time
+from moejax.cost._comm import gpu_of_expert as gpu_of_expert
+from moejax.cost._comm import gpu_of_token as gpu_of_token
+from moejax.cost._pim_table import PIMCostTable as PIMCostTable
+from moejax.cost._roofline import Work as Work
+from moejax.cost._roofline import attainable_flops_per_s as attainable_flops_per_s
+from moejax.cost._roofline import ridge_point as ridge_point
+from moejax.cost._roofline import roofline_time as roofline_time
+from moejax.cost._work import attended as attended
+from moejax.cost._work import attention_counts as attention_counts
+from moejax.cost._work import attention_work as attention_work
+from moejax.cost._work import cache_bytes as cache_bytes
+from moejax.cost._work import expert_work as expert_work
+from moejax.cost._work import head_work as head_work
+from moejax.cost._work import projection_work as projection_work
+from moejax.cost._work import router_work as router_work
+
+
+__all__ = [
+    "PIMCostTable",
+    "Work",
+    "all_gather_time",
+    "all_reduce_time",
+    "attainable_flops_per_s",
+    "attended",
+    "attention_counts",
+    "attention_work",
+    "cache_bytes",
+    "dispatch_traffic",
+    "expected_remote_gpus",
+    "expert_comm_time",
+    "expert_work",
+    "gpu_of_expert",
+    "gpu_of_token",
+    "head_work",
+    "projection_work",
+    "ridge_point",
+    "roofline_time",
+    "router_work",
+]

@@ -1,0 +1,38 @@
+"""The roofline: what an operator computes, what it moves, and the time that the larger one takes."""
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from moejax._typing import FloatLike, FloatScalar
+
+
+class Work(eqx.Module):
+    """What an operator does: `flops` (a multiply-add is two) and `bytes` moved. Scalars."""
+
+    flops: FloatScalar
+    bytes: FloatScalar
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.flops + other.flops, self.bytes + other.bytes)
+
+    @property
+    def arithmetic_intensity(self) -> FloatScalar:
+        """FLOP per byte moved."""
+        return self.flops / self.bytes
+
+
+def ridge_point(flops_per_s: FloatLike, bandwidth: FloatLike) -> FloatLike:
+    """The arithmetic intensity, FLOP/B, above which a machine computes and below which it waits."""
+    return flops_per_s / bandwidth
+
+
+def attainable_flops_per_s(
+    arithmetic_intensity: FloatLike, flops_per_s: FloatLike, bandwidth: FloatLike
+) -> FloatScalar:
+    """`min(peak, intensity * bandwidth)`, FLOP/s (Sieve, roofline figure)."""
+    return jnp.minimum(flops_per_s, arithmetic_intensity * bandwidth)
+
+
+def roofline_time(work: Work, flops_per_s: FloatLike, bandwidth: FloatLike) -> FloatScalar:
+    """`max(flops / rate, bytes / bandwidth)` in s."""
+    return jnp.maximum(work.flops / flops_per_s, work.bytes / bandwidth)
