@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from moejax._checks import as_float
 from moejax._status import is_traced
@@ -41,7 +42,9 @@ class DRAMTiming(AbstractHardware):
     mac_cadence: FloatScalar = eqx.field(converter=as_float, metadata=POSITIVE)
 
     def __check_init__(self) -> None:
-        if not is_traced(self.rfc, self.refi) and jnp.any(self.rfc >= self.refi):
+        if is_traced(self.rfc, self.refi):
+            return
+        if np.any(np.asarray(self.rfc) >= np.asarray(self.refi)):
             raise ValueError(
                 f"DRAMTiming.rfc = {self.rfc}: allowed is less than refi = {self.refi}"
             )

@@ -27,8 +27,11 @@ def _within(low: float, high: float, *, open_low: bool) -> dict[str, Callable]:
 
 
 def _check_count(owner: str, field: str, value: Any) -> None:
-    whole = not is_traced(value) and np.issubdtype(np.asarray(value).dtype, np.integer)
-    if not is_traced(value) and not (whole and np.all((value >= 1) & (value <= _MOST))):
+    if is_traced(value):
+        return
+    # NumPy, because inside jit even jnp operations on concrete arrays are traced.
+    array = np.asarray(value)
+    if not (np.issubdtype(array.dtype, np.integer) and np.all((array >= 1) & (array <= _MOST))):
         raise ValueError(f"{owner}.{field} = {value}: allowed is a whole number in [1, {_MOST:g}]")
 
 

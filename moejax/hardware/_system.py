@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from moejax._checks import as_float
 from moejax._status import is_traced
@@ -99,7 +100,8 @@ class System(AbstractHardware):
         count = self.num_gpus
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ValueError(f"System.num_gpus = {count!r}: allowed is an int of at least 1")
-        if not is_traced(self.attention_tp) and jnp.any(count % self.attention_tp != 0):
+        shared = self.attention_tp
+        if not is_traced(shared) and np.any(np.remainder(count, np.maximum(shared, 1))):
             raise ValueError(
                 f"System.attention_tp = {self.attention_tp}: allowed is a divisor of {count} GPUs"
             )
