@@ -1,19 +1,20 @@
 """Batches out of a trace: decode (one token of each of B sequences) and prefill (a run of tokens).
 
-All draws work on token indices. The index `num_tokens` stands for a slot that could not be filled;
-gathering turns it into `NOT_ROUTED`.
+All draws choose ranks in the pool of valid tokens. The token index `num_tokens` stands for a slot
+that nothing is left for; gathering turns it into `NOT_ROUTED`.
 """
 
 import functools
 import operator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moejax._status import is_traced
-from moejax._typing import Array, Bool, Int, PRNGKeyArray
-from moejax.routing._trace import NOT_ROUTED, RoutingTrace, sequence_ids
+from moejax._typing import Array, Int, PRNGKeyArray
+from moejax.routing._trace import NOT_ROUTED, RoutingTrace
 
 
 def decode_batch(
@@ -40,13 +41,13 @@ def decode_batch(
     (without `reuse`), or above the valid tokens (with it).
     """
     batch_size = _check_size("batch_size", batch_size)
+    pool = _pool(trace)
     if reuse:
-        _check_enough("batch_size", batch_size, _count_valid(trace), "valid tokens")
-    else:
-        hint = "sequences with a valid token; reuse=True draws more than one token of a sequence"
-        _check_enough("batch_size", batch_size, _count_usable_sequences(trace), hint)
-    draw = _distinct_tokens if reuse else _one_token_per_sequence
-    return _gather(draw, trace.expert_ids, trace.valid, trace.sequence_start, batch_size, key)
+        _check_enough("batch_size", batch_size, pool.num_tokens, "valid tokens")
+        return _gather(_distinct_ranks, pool, trace.expert_ids, batch_size, key)
+    hint = "sequences with a valid token; reuse=True draws more than one token of a sequence"
+    _check_enough("batch_size", batch_size, pool.num_sequences, hint)
+    return _gather(_one_rank_per_sequence, pool, trace.expert_ids, batch_size, key)
 
 
 def prefill_batch(
@@ -68,63 +69,88 @@ def prefill_batch(
     **Raises:** `ValueError` for a length below 1 or above the number of valid tokens.
     """
     num_tokens = _check_size("num_tokens", num_tokens)
-    _check_enough("num_tokens", num_tokens, _count_valid(trace), "valid tokens")
-    arrays = trace.expert_ids, trace.valid, trace.sequence_start
-    return _gather(_consecutive_tokens, *arrays, num_tokens, key)
+    pool = _pool(trace)
+    _check_enough("num_tokens", num_tokens, pool.num_tokens, "valid tokens")
+    return _gather(_consecutive_ranks, pool, trace.expert_ids, num_tokens, key)
+
+
+class _Pool(NamedTuple):
+    """The valid tokens in order. NumPy where the trace is concrete, however `key` is traced."""
+
+    tokens: Any  # [pool] token index; num_tokens of the trace past the last valid one
+    sequence: Any  # [pool] sequence of each; the number of sequences past the last valid one
+    first: Any  # [sequences + 1] rank of the first token of each sequence; then the total
+
+    @property
+    def num_tokens(self) -> int:
+        """Valid tokens, or the most there can be where they are traced."""
+        return self.tokens.shape[0]
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences with a valid token, or the most there can be where they are traced."""
+        if is_traced(self.first):
+            return self.first.shape[0] - 1
+        return int(np.count_nonzero(np.diff(self.first)))
+
+
+def _pool(trace: RoutingTrace) -> _Pool:
+    # On the host where it can be: as constants of a jitted caller, XLA would spend seconds
+    # folding these scans over all tokens.
+    size = trace.num_tokens
+    if is_traced(trace.valid, trace.sequence_start):
+        xp, tokens = jnp, jnp.nonzero(trace.valid, size=size, fill_value=size)[0]
+        starts = trace.sequence_start
+    else:
+        xp, tokens = np, np.flatnonzero(np.asarray(trace.valid)).astype(np.int32)
+        starts = np.asarray(trace.sequence_start)
+    first = xp.searchsorted(tokens, xp.append(starts, size)).astype(jnp.int32)
+    ranks = xp.arange(tokens.shape[0])
+    sequence = xp.searchsorted(first[1:], ranks, side="right").astype(jnp.int32)
+    return _Pool(tokens, sequence, first)
 
 
 @functools.partial(jax.jit, static_argnames=("draw", "size"))
-def _gather(draw, expert_ids, valid, sequence_start, size, key):
-    tokens = draw(valid, sequence_start, size, key)
+def _gather(draw, pool, expert_ids, size, key):
+    tokens = jnp.append(pool.tokens, expert_ids.shape[1])[draw(pool, size, key)]
     return jnp.take(expert_ids, tokens, axis=1, mode="fill", fill_value=NOT_ROUTED)
 
 
-def _one_token_per_sequence(valid, sequence_start, size, key) -> Int[Array, " size"]:
+def _one_rank_per_sequence(pool: _Pool, size: int, key: PRNGKeyArray) -> Int[Array, " size"]:
     order_key, position_key = jax.random.split(key)
-    num_valid, first, rank_after = _valid_by_sequence(valid, sequence_start)
-    priority = jax.random.uniform(order_key, num_valid.shape)
+    num_valid = jnp.diff(pool.first)
+    priority = _uniform(order_key, num_valid.shape)
     order = jnp.argsort(jnp.where(num_valid > 0, priority, jnp.inf))[:size]
     # One position for every sequence, so that it does not depend on how many are drawn.
-    position = jax.random.randint(position_key, num_valid.shape, 0, jnp.maximum(num_valid, 1))
-    tokens = _token_of_rank(rank_after, (first + position)[order])
-    return jnp.where(num_valid[order] > 0, tokens, valid.shape[0])
+    position = _below(position_key, jnp.maximum(num_valid, 1))
+    return jnp.where(num_valid > 0, pool.first[:-1] + position, pool.num_tokens)[order]
 
 
-def _distinct_tokens(valid, sequence_start, size, key) -> Int[Array, " size"]:
-    round_key, order_key = jax.random.split(key)
-    num_tokens, num_sequences = valid.shape[0], sequence_start.shape[0]
-    _, first, _ = _valid_by_sequence(valid, sequence_start)
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
-    # Shuffle within each sequence; a token's place there is the round that it is drawn in.
-    sequence = jnp.where(valid, sequence_ids(sequence_start, num_tokens), num_sequences)
-    bits = jax.random.bits(round_key, (num_tokens,))
-    sequence, _, shuffled = jax.lax.sort((sequence, bits, token), num_keys=2)
-    place = token - first.at[sequence].get(mode="fill", fill_value=0)
-    draw_round = jnp.where(sequence < num_sequences, place, num_tokens)
-    bits = jax.random.bits(order_key, (num_tokens,))
-    draw_round, _, drawn = jax.lax.sort((draw_round, bits, shuffled), num_keys=2)
-    return jnp.where(draw_round < num_tokens, drawn, num_tokens)[:size]
+def _distinct_ranks(pool: _Pool, size: int, key: PRNGKeyArray) -> Int[Array, " size"]:
+    place_key, order_key = jax.random.split(key)
+    rank = jnp.arange(pool.num_tokens, dtype=jnp.int32)
+    # Shuffle within each sequence: the place there is the round that a token is drawn in.
+    bits = jax.random.bits(place_key, rank.shape, jnp.uint32)
+    sequence, _, shuffled = jax.lax.sort((pool.sequence, bits, rank), num_keys=2)
+    is_valid = sequence < pool.first.shape[0] - 1
+    draw_round = jnp.where(is_valid, rank - pool.first[sequence], pool.num_tokens)
+    # Rounds in order, and random order within one. Half, so that no sum rounds up to the next.
+    turn = draw_round + 0.5 * _uniform(order_key, rank.shape)
+    _, drawn = jax.lax.top_k(-turn, size)
+    return shuffled[drawn]
 
 
-def _consecutive_tokens(valid, sequence_start, size, key) -> Int[Array, " size"]:
-    del sequence_start
-    rank_after = jnp.cumsum(valid, dtype=jnp.int32)
-    start = jax.random.randint(key, (), 0, jnp.maximum(rank_after[-1] - size, 0) + 1)
-    return _token_of_rank(rank_after, start + jnp.arange(size))
+def _consecutive_ranks(pool: _Pool, size: int, key: PRNGKeyArray) -> Int[Array, " size"]:
+    start = _below(key, jnp.maximum(pool.first[-1] - size, 0) + 1)
+    return start + jnp.arange(size, dtype=jnp.int32)
 
 
-def _valid_by_sequence(
-    valid: Bool[Array, " tokens"], sequence_start: Int[Array, " sequences"]
-) -> tuple[Int[Array, " sequences"], Int[Array, " sequences"], Int[Array, " tokens"]]:
-    """Valid tokens of each sequence, those before it, and the running count over tokens."""
-    rank_after = jnp.cumsum(valid, dtype=jnp.int32)
-    first = jnp.concatenate([jnp.zeros(1, jnp.int32), rank_after])[sequence_start]
-    return jnp.diff(first, append=rank_after[-1:]), first, rank_after
+# 32 bits always, so that one key draws one batch with and without x64.
+_uniform = functools.partial(jax.random.uniform, dtype=jnp.float32)
 
 
-def _token_of_rank(rank_after: Int[Array, " tokens"], rank: Array) -> Array:
-    """The index of the valid token before which there are `rank` others; `tokens` past the end."""
-    return jnp.searchsorted(rank_after, rank + 1).astype(jnp.int32)
+def _below(key: PRNGKeyArray, high: Int[Array, "..."]) -> Int[Array, "..."]:
+    return jax.random.randint(key, high.shape, 0, high, dtype=jnp.int32)
 
 
 def _check_size(name: str, size: int) -> int:
@@ -140,17 +166,3 @@ def _check_size(name: str, size: int) -> int:
 def _check_enough(name: str, size: int, available: int, what: str) -> None:
     if size > available:
         raise ValueError(f"{name} = {size} is more than the trace's {available} {what}")
-
-
-def _count_valid(trace: RoutingTrace) -> int:
-    """Valid tokens; under tracing, where they can not be counted, all tokens."""
-    return trace.num_tokens if is_traced(trace.valid) else int(np.asarray(trace.valid).sum())
-
-
-def _count_usable_sequences(trace: RoutingTrace) -> int:
-    """Sequences with a valid token; under tracing all sequences."""
-    if is_traced(trace.valid, trace.sequence_start):
-        return trace.num_sequences
-    rank_before = np.concatenate([[0], np.cumsum(np.asarray(trace.valid))])
-    first = rank_before[np.asarray(trace.sequence_start)]
-    return int(np.count_nonzero(np.diff(first, append=rank_before[-1])))

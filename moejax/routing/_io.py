@@ -144,15 +144,14 @@ def _layer_ids(path: Path, name: str, rows: Any) -> np.ndarray:
         raise ValueError(f"{path}: layer {name} is not a list of tokens")
     if not rows:
         raise ValueError(f"{path}: layer {name} is empty")
+    where = f"{path}: layer {name}, token"
     whole = lambda row: isinstance(row, list) and all(type(expert) is int for expert in row)
     for token, row in enumerate(rows):
-        where = f"{path}: layer {name}, token {token}"
         if not whole(row) or not row:
-            raise ValueError(f"{where}: {row!r:.60} is not a list of expert ids")
+            raise ValueError(f"{where} {token}: {row!r:.60} is not a list of expert ids")
         if len(row) != len(rows[0]):
-            raise ValueError(
-                f"{where}: ragged, {len(row)} experts where token 0 has {len(rows[0])}"
-            )
+            ragged = f"ragged, {len(row)} experts where token 0 has {len(rows[0])}"
+            raise ValueError(f"{where} {token}: {ragged}")
     try:
         return np.array(rows, np.int64)
     except OverflowError:
@@ -185,8 +184,9 @@ def _without_repeats(path: Path, trace: RoutingTrace, fresh: np.ndarray) -> Rout
         raise ValueError(
             f"{path}: seq_fresh has shape {fresh.shape}, seq_start {trace.sequence_start.shape}"
         )
-    valid = np.arange(trace.num_tokens) >= fresh[np.asarray(trace.sequence_id)]
-    return dataclasses.replace(trace, valid=valid)
+    tokens = np.arange(trace.num_tokens)
+    sequence = np.searchsorted(np.asarray(trace.sequence_start), tokens, side="right") - 1
+    return dataclasses.replace(trace, valid=tokens >= fresh[sequence])
 
 
 def _agree(path: Path, given: int | None, stated: int | None, default: int | None) -> int:

@@ -1,5 +1,6 @@
 """What a batch or a trace looks like: loads, bimodality, pairs, groups, transitions."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -77,15 +78,21 @@ def bimodality(counts: Int[Array, "... experts"]) -> Bimodality:
         raise ValueError(f"bimodality: counts has shape {counts.shape}: allowed is [..., experts]")
     if not is_traced(counts) and bool((counts < 0).any()):
         raise ValueError(f"bimodality: count {int(counts.min())} is negative")
+    return _shares(counts)
+
+
+@jax.jit
+def _shares(counts: Int[Array, "... experts"]) -> Bimodality:
     bad = (counts < 0).any(-1)
     num_active = (counts > 0).sum(-1)
-
-    def share(low: int, high: float):
-        number = ((counts >= low) & (counts <= high)).sum(-1)
-        return jnp.where(bad, jnp.nan, number / jnp.maximum(num_active, 1))
-
-    active = jnp.where(bad, jnp.nan, num_active / counts.shape[-1])
-    return Bimodality(share(1, 1), share(2, 2), share(3, 4), share(5, jnp.inf), active)
+    of_active = lambda those: jnp.where(bad, jnp.nan, those.sum(-1) / jnp.maximum(num_active, 1))
+    return Bimodality(
+        share_1=of_active(counts == 1),
+        share_2=of_active(counts == 2),
+        share_3_4=of_active((counts == 3) | (counts == 4)),
+        share_more=of_active(counts > 4),
+        active=jnp.where(bad, jnp.nan, num_active / counts.shape[-1]),
+    )
 
 
 def co_activation(
@@ -150,20 +157,28 @@ def next_layer_transitions(
         raise ValueError("next_layer_transitions: the trace has one layer only")
     ids = jnp.where(trace.valid[:, None], trace.expert_ids, NOT_ROUTED)
     ids = ids[..., :1] if first_choice else ids
-    # Layer by layer: the pairs of all layers at once are top_k times the trace.
-    pairs = lambda layers: _pair_counts(*layers, trace.num_experts)
+    return _pair_counts_by_layer(ids, trace.num_experts)
+
+
+@functools.partial(jax.jit, static_argnames="num_experts")
+def _pair_counts_by_layer(ids: Array, num_experts: int) -> Int[Array, "pairs experts experts"]:
+    # One layer at a time: the pairs of all layers at once are top_k times the trace.
+    pairs = lambda layers: _pair_counts(layers[0], layers[1], num_experts)
     return jax.lax.map(pairs, (ids[:-1], ids[1:]))
 
 
+@functools.partial(jax.jit, static_argnames="num_experts")
 def _pair_counts(one: Array, other: Array, num_experts: int) -> Int[Array, "experts experts"]:
     """Counts of (i, j) over tokens, every slot of `one` against every slot of `other`."""
     inside = lambda ids: (ids >= 0) & (ids < num_experts)
     both = inside(one)[..., :, None] & inside(other)[..., None, :]
     pair = one[..., :, None] * num_experts + other[..., None, :]
-    counts = _histogram(jnp.where(both, pair, NOT_ROUTED)[None], num_experts**2)
+    pair = jnp.where(both, pair, NOT_ROUTED).reshape(-1, other.shape[-1])
+    counts = _histogram(pair, num_experts**2)
     return counts.reshape(num_experts, num_experts)
 
 
+@functools.partial(jax.jit, static_argnames="length")
 def _histogram(ids: Int[Array, "... tokens top_k"], length: int) -> Int[Array, "... length"]:
     """Occurrences of 0 .. length - 1 in the last two axes; ids outside are dropped.
 

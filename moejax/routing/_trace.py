@@ -56,14 +56,14 @@ class RoutingTrace(eqx.Module):
         **Raises:** `ValueError` for shapes that disagree, an empty trace, or top_k > num_experts.
         The values themselves are looked at by `check`.
         """
-        # From uint8 files straight to int32, without a copy in NumPy's default int64.
         if not jnp.issubdtype(jnp.result_type(expert_ids), jnp.integer):
             raise ValueError("RoutingTrace.expert_ids must be whole numbers (an integer dtype)")
-        self.expert_ids = jnp.asarray(expert_ids).astype(jnp.int32)
+        self.expert_ids = jnp.asarray(expert_ids, jnp.int32)
         self.weights = None if weights is None else jnp.asarray(weights, jnp.result_type(float))
         self.logits = None if logits is None else jnp.asarray(logits, jnp.result_type(float))
         num_tokens = self.expert_ids.shape[1] if self.expert_ids.ndim == 3 else 0
-        self.valid = jnp.ones(num_tokens, bool) if valid is None else jnp.asarray(valid, bool)
+        # NumPy defaults: JAX would compile a program for every number of tokens.
+        self.valid = jnp.asarray(np.ones(num_tokens, bool) if valid is None else valid, bool)
         starts = np.zeros(1, np.int32) if sequence_start is None else sequence_start
         self.sequence_start = jnp.asarray(starts, jnp.int32)
         self.num_experts = int(num_experts)
@@ -113,7 +113,8 @@ class RoutingTrace(eqx.Module):
     @property
     def sequence_id(self) -> Int[Array, " tokens"]:
         """The sequence each token belongs to."""
-        return sequence_ids(self.sequence_start, self.num_tokens)
+        tokens = jnp.arange(self.num_tokens)
+        return jnp.searchsorted(self.sequence_start, tokens, side="right").astype(jnp.int32) - 1
 
     def check(self, where: str = "trace") -> None:
         """Looks at every value, on the host.
@@ -168,12 +169,6 @@ def check_experts(
     if twice.any():
         first = tuple(np.argwhere(twice)[0])
         complain(first, f"duplicate expert {ordered[first]} (the experts of a token are distinct)")
-
-
-def sequence_ids(sequence_start: Int[Array, " sequences"], num_tokens: int) -> Int[Array, "..."]:
-    """The sequence of each token, [tokens], from the first token of each sequence."""
-    starts = jnp.zeros(num_tokens, jnp.int32).at[sequence_start].add(1, mode="drop")
-    return jnp.cumsum(starts) - 1
 
 
 def concat(traces: Sequence[RoutingTrace]) -> RoutingTrace:
