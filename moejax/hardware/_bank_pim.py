@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from moejax._checks import as_float
 from moejax._status import is_traced
-from moejax._typing import Array, Float, FloatLike, FloatScalar, IntLike, IntScalar
+from moejax._typing import Array, Float, FloatLike, FloatScalar, Int, IntLike, IntScalar
 from moejax.hardware._dram import DRAMTiming, refresh_factor
 from moejax.hardware._fields import COUNT, NON_NEGATIVE, POSITIVE, SHARE, one_of, whole
 from moejax.hardware._pim import AbstractPIM, check_gemv, zero_without_tokens
@@ -181,14 +181,14 @@ class BankPIM(AbstractPIM):
 
     def reduction_groups_of(
         self, outputs: int, inputs: int, *, weight_bits: FloatLike, activation_bits: FloatLike
-    ) -> FloatScalar:
+    ) -> IntScalar:
         """The `P_k` of a matrix: the fastest for one token, or the one given."""
         steps = self._steps(outputs, inputs, weight_bits, activation_bits)
         return self._candidates()[_fastest(self._time(steps, 1))]
 
-    def _candidates(self) -> Float[Array, " candidates"]:
+    def _candidates(self) -> Int[Array, " candidates"]:
         groups = self.reduction_groups
-        return as_float(_CANDIDATES if groups is None else (groups,))
+        return jnp.asarray(_CANDIDATES if groups is None else (groups,), jnp.int32)
 
     def _is_possible(self) -> Array:
         counts = (self.channels, self.banks, self.macs_per_unit, self.row_bytes, self.burst_bytes)
@@ -201,7 +201,7 @@ class BankPIM(AbstractPIM):
         t = self.timing
         groups = self._candidates()
         divides = (self.channels % groups == 0) & (self.channels >= groups)
-        output_groups = jnp.where(divides, self.channels / groups, 1)
+        output_groups = jnp.where(divides, self.channels // groups, 1)
         per_bank = ceil_div(ceil_div(outputs, output_groups), self.banks)
         slice_inputs = ceil_div(inputs, groups)
         columns = ceil_div(slice_inputs * as_float(weight_bits), 16 * self.macs_per_unit)
