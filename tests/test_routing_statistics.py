@@ -112,6 +112,7 @@ def test_bad_ids_and_counts_under_tracing_are_marked_row_by_row():
     [
         (lambda: tokens_per_expert(np.array([[0], [5]]), 5), "expert id 5, allowed is 0 to 4"),
         (lambda: tokens_per_expert(np.array([[0], [-2]]), 5), "expert id -2"),
+        (lambda: tokens_per_expert([[2**32]], 5), "expert id 2147483647"),
         (lambda: tokens_per_expert(np.zeros((0, 2), int), 5), r"shape \(0, 2\)"),
         (lambda: tokens_per_expert(np.zeros((4, 3), int), 2), "top_k = 3 is more than"),
         (lambda: tokens_per_expert(np.zeros((4, 3)), 5), "whole numbers"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from moejax._status import is_traced
 from moejax._typing import Array, Float, Int
-from moejax.routing._trace import NOT_ROUTED, RoutingTrace
+from moejax.routing._trace import NOT_ROUTED, RoutingTrace, as_expert_ids
 
 
 INVALID_COUNT = -1
@@ -33,8 +33,7 @@ def tokens_per_expert(
     **Raises:** `ValueError` for an empty tokens axis, more choices than experts, or (called
     eagerly) an expert id out of range.
     """
-    _check_ids("tokens_per_expert", expert_ids, num_experts)
-    ids = jnp.asarray(expert_ids).astype(jnp.int32)
+    ids = _checked_ids("tokens_per_expert", expert_ids, num_experts)
     if valid is not None:
         ids = jnp.where(jnp.asarray(valid, bool)[..., None], ids, NOT_ROUTED)
     bad = (ids < NOT_ROUTED) | (ids >= num_experts)
@@ -108,8 +107,7 @@ def co_activation(
 
     **Returns:** int32 [experts, experts], symmetric.
     """
-    _check_ids("co_activation", expert_ids, num_experts)
-    ids = jnp.asarray(expert_ids).astype(jnp.int32)
+    ids = _checked_ids("co_activation", expert_ids, num_experts)
     ids = ids.reshape(-1, ids.shape[-1])
     return _pair_counts(ids, ids, num_experts)
 
@@ -194,13 +192,13 @@ def _histogram(ids: Int[Array, "... tokens top_k"], length: int) -> Int[Array, "
     return jax.vmap(count)(ids.reshape(-1, ids.shape[-2] * ids.shape[-1])).reshape(*batch, length)
 
 
-def _check_ids(where: str, expert_ids: Any, num_experts: int) -> None:
-    shape = jnp.shape(expert_ids)
-    if len(shape) < 2 or 0 in shape[-2:]:
+def _checked_ids(where: str, expert_ids: Any, num_experts: int) -> Int[Array, "... tokens top_k"]:
+    ids = as_expert_ids(where, expert_ids)
+    if ids.ndim < 2 or 0 in ids.shape[-2:]:
         raise ValueError(
-            f"{where}: expert_ids has shape {shape}: allowed is [..., tokens, top_k], not empty"
+            f"{where}: expert_ids has shape {ids.shape}: allowed is [..., tokens, top_k], not empty"
         )
-    if not jnp.issubdtype(jnp.result_type(expert_ids), jnp.integer):
-        raise ValueError(f"{where}: expert_ids must be whole numbers (an integer dtype)")
-    if shape[-1] > num_experts:
-        raise ValueError(f"{where}: top_k = {shape[-1]} is more than num_experts = {num_experts}")
+    if ids.shape[-1] > num_experts:
+        top_k = ids.shape[-1]
+        raise ValueError(f"{where}: top_k = {top_k} is more than num_experts = {num_experts}")
+    return ids

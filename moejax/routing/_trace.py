@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -56,9 +57,7 @@ class RoutingTrace(eqx.Module):
         **Raises:** `ValueError` for shapes that disagree, an empty trace, or top_k > num_experts.
         The values themselves are looked at by `check`.
         """
-        if not jnp.issubdtype(jnp.result_type(expert_ids), jnp.integer):
-            raise ValueError("RoutingTrace.expert_ids must be whole numbers (an integer dtype)")
-        self.expert_ids = jnp.asarray(expert_ids, jnp.int32)
+        self.expert_ids = as_expert_ids("RoutingTrace", expert_ids)
         self.weights = None if weights is None else jnp.asarray(weights, jnp.result_type(float))
         self.logits = None if logits is None else jnp.asarray(logits, jnp.result_type(float))
         num_tokens = self.expert_ids.shape[1] if self.expert_ids.ndim == 3 else 0
@@ -130,6 +129,20 @@ class RoutingTrace(eqx.Module):
 def _check_shape(name: str, array: Array | None, expected: tuple[int, ...]) -> None:
     if array is not None and array.shape != expected:
         raise ValueError(f"RoutingTrace.{name} has shape {array.shape}: allowed is {expected}")
+
+
+def as_expert_ids(where: str, expert_ids: Any) -> Int[Array, "..."]:
+    """int32, from arrays of any integer dtype or nested lists.
+
+    **Raises:** `ValueError` for another dtype.
+    """
+    ids = expert_ids if isinstance(expert_ids, jax.Array) else np.asarray(expert_ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(f"{where}: expert_ids must be whole numbers, not {ids.dtype}")
+    if ids.dtype.itemsize > 4:
+        # Saturate: an id out of range must not wrap round into it.
+        ids = ids.clip(-(2**31), 2**31 - 1)
+    return jnp.asarray(ids, jnp.int32)
 
 
 def check_starts(starts: np.ndarray, num_tokens: int, where: str) -> None:
