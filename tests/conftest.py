@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -32,3 +33,11 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"no routing traces at {path} (set MOEJAX_DATA)")
     return path
+
+
+@pytest.fixture
+def x64():
+    """Double precision for one test."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)

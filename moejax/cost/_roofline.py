@@ -1,4 +1,4 @@
-"""The roofline: what an operator computes, what it moves, and the time that the larger one takes."""
+"""The roofline: what an operator computes and moves, and the time that the larger one takes."""
 
 import equinox as eqx
 import jax.numpy as jnp

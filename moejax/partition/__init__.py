@@ -1,8 +1,9 @@
 """Which experts of a layer run on the GPU and which in HBM-PIM.
 
-Read `_base.py` first: `PartitionCosts` is what a policy may look at, `score` says what any choice
-costs. `sieve` and `best_prefix` share the ladder of `_ladder.py`; `optimal` is the yardstick;
-the baselines are `no_exp`, `all_exp`, `few_tokens`, `pimoe_threshold` and `pimoe_channel`.
+Read `_base.py` first: `PartitionCosts` is what a policy may look at, `times` the formula for a
+layer; `score` says what any choice costs. `sieve` and `best_prefix` share the ladder of
+`_ladder.py`; `optimal` is the yardstick; the baselines are `no_exp`, `all_exp`, `few_tokens`,
+`pimoe_threshold` and `pimoe_channel`.
 
 Every policy has the signature `policy(tokens_per_expert, costs) -> Partition`, takes one layer of
 one GPU, and is batched with `jax.vmap`.
@@ -12,9 +13,6 @@ from moejax.partition._base import Load as Load
 from moejax.partition._base import Partition as Partition
 from moejax.partition._base import PartitionCosts as PartitionCosts
 from moejax.partition._base import Times as Times
-from moejax.partition._base import channel_load as channel_load
-from moejax.partition._base import load_of as load_of
-from moejax.partition._base import score as score
 from moejax.partition._base import times as times
 from moejax.partition._baselines import all_exp as all_exp
 from moejax.partition._baselines import few_tokens as few_tokens
@@ -23,6 +21,9 @@ from moejax.partition._baselines import no_exp as no_exp
 from moejax.partition._baselines import pimoe_channel as pimoe_channel
 from moejax.partition._baselines import pimoe_threshold as pimoe_threshold
 from moejax.partition._optimal import optimal as optimal
+from moejax.partition._score import channel_load as channel_load
+from moejax.partition._score import load_of as load_of
+from moejax.partition._score import score as score
 from moejax.partition._sieve import best_prefix as best_prefix
 from moejax.partition._sieve import sieve as sieve
 

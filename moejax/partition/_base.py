@@ -1,12 +1,11 @@
-"""What a partition costs: the inputs of every policy, its result, and the score of any choice."""
+"""What every policy is given, what it returns, and the formula for the time of a layer."""
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax import lax
 
 from moejax._checks import as_float
-from moejax._status import Status, flag, is_traced, merge, raise_if_bad
-from moejax._typing import Array, Bool, Float, FloatScalar, Int, IntScalar
+from moejax._status import Status
+from moejax._typing import Array, Bool, Float, FloatScalar, IntScalar
 
 
 class PartitionCosts(eqx.Module):
@@ -129,136 +128,3 @@ def partition_from(
         total_time=poison(component.total),
         status=status,
     )
-
-
-def load_of(
-    on_gpu: Bool[Array, " experts"],
-    tokens_per_expert: Int[Array, " experts"],
-    costs: PartitionCosts,
-    num_groups: int | None = None,
-) -> Load:
-    """The `Load` of an arbitrary choice.
-
-    With `num_groups`, expert e lies wholly in channel group `e mod num_groups` and PIM is as slow
-    as its busiest group; without, every expert is spread over all channels and they queue.
-    """
-    active = tokens_per_expert > 0
-    gpu, pim = on_gpu & active, ~on_gpu & active
-    tokens = tokens_per_expert.astype(costs.pim_time_by_tokens.dtype)
-    if num_groups is None:
-        pim_expert_time = jnp.sum(jnp.where(pim, costs.pim_time_by_tokens[tokens_per_expert], 0))
-    else:
-        pim_expert_time = jnp.max(channel_load(pim, tokens_per_expert, costs, num_groups))
-    return Load(
-        gpu_experts=jnp.sum(gpu).astype(tokens.dtype),
-        gpu_tokens=jnp.sum(jnp.where(gpu, tokens, 0)),
-        pim_tokens=jnp.sum(jnp.where(pim, tokens, 0)),
-        pim_expert_time=pim_expert_time,
-    )
-
-
-def channel_load(
-    on_pim: Bool[Array, " experts"],
-    tokens_per_expert: Int[Array, " experts"],
-    costs: PartitionCosts,
-    num_groups: int,
-) -> Float[Array, " groups"]:
-    """Busy time in s of each group of PIM channels, expert e in group `e mod num_groups`."""
-    if costs.channel_time_by_tokens is None:
-        raise ValueError("costs.channel_time_by_tokens is None: expert parallel PIM needs it")
-    time = jnp.where(on_pim, costs.channel_time_by_tokens[tokens_per_expert], 0)
-    group = jnp.arange(tokens_per_expert.shape[0]) % num_groups
-    return jnp.zeros(num_groups, time.dtype).at[group].add(time)
-
-
-def score(
-    on_gpu: Bool[Array, " experts"],
-    tokens_per_expert: Int[Array, " experts"],
-    costs: PartitionCosts,
-    *,
-    num_groups: int | None = None,
-) -> Partition:
-    """What any choice of experts costs, for instance one that was made on other costs.
-
-    **Arguments:**
-
-    - `on_gpu`: bool [experts]; entries of experts without tokens are ignored.
-    - `tokens_per_expert`: int [experts].
-    - `costs`: `PartitionCosts`, the true ones.
-    - `num_groups`: `None` where every expert uses all PIM channels; else the number of channel
-        groups over which experts are dealt out, `expert mod num_groups`.
-
-    **Returns:** `Partition`.
-
-    **Raises:** `ValueError` for impossible counts or costs, eagerly; a `status` under tracing.
-    """
-    tokens_per_expert, status = checked(tokens_per_expert, costs, "score")
-    load = load_of(on_gpu, tokens_per_expert, costs, num_groups)
-    on_gpu = on_gpu & (tokens_per_expert > 0)
-    return partition_from(on_gpu, jnp.sum(on_gpu), times(load, costs), status)
-
-
-def checked(
-    tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts, where: str
-) -> tuple[Int[Array, " experts"], IntScalar]:
-    """Counts that are safe to use as table indices, and the status that says whether they were.
-
-    Raises eagerly, so that a status other than okay is only ever seen under tracing.
-    """
-    tokens_per_expert = jnp.asarray(tokens_per_expert)
-    _check_shapes(tokens_per_expert, costs, where)
-    if tokens_per_expert.dtype.itemsize < 4 or tokens_per_expert.dtype.kind == "u":
-        tokens_per_expert = tokens_per_expert.astype(jnp.int32)
-    status = merge(count_status(tokens_per_expert, costs.max_tokens), cost_status(costs))
-    if not is_traced(status):
-        low, high = int(jnp.min(tokens_per_expert)), int(jnp.max(tokens_per_expert))
-        raise_if_bad(where, status, f"counts {low} to {high}, table 0 to {costs.max_tokens}")
-    return jnp.clip(tokens_per_expert, 0, costs.max_tokens), status
-
-
-def _check_shapes(tokens_per_expert: Array, costs: PartitionCosts, where: str) -> None:
-    if tokens_per_expert.ndim != 1 or tokens_per_expert.shape[0] == 0:
-        raise ValueError(
-            f"{where}: tokens_per_expert has shape {tokens_per_expert.shape}, expected [experts] "
-            "with at least one expert (use jax.vmap for batches)"
-        )
-    if not jnp.issubdtype(tokens_per_expert.dtype, jnp.integer):
-        raise ValueError(f"{where}: tokens_per_expert is {tokens_per_expert.dtype}, not an integer")
-    if costs.pim_time_by_tokens.ndim != 1 or costs.max_tokens < 0:
-        raise ValueError(
-            f"{where}: pim_time_by_tokens has shape {costs.pim_time_by_tokens.shape}, expected "
-            "[max_tokens + 1] (use jax.vmap for batches)"
-        )
-
-
-def count_status(tokens_per_expert: Int[Array, " experts"], max_tokens: int) -> IntScalar:
-    """Negative counts, and counts that the table does not cover."""
-    # A bitwise or is negative if any entry is: several times faster than any() on a CPU.
-    any_negative = lambda x: lax.reduce(x, x.dtype.type(0), lax.bitwise_or, (0,)) < 0
-    return merge(
-        flag(any_negative(tokens_per_expert), Status.NEGATIVE_COUNT),
-        flag(any_negative(max_tokens - tokens_per_expert), Status.COUNT_BEYOND_TABLE),
-    )
-
-
-def cost_status(costs: PartitionCosts) -> IntScalar:
-    """Rates that are not above zero, and times or sizes that are negative or not finite."""
-    bad_rate = ~(costs.hbm_bandwidth > 0) | ~(costs.flops_per_s > 0)
-    table = costs.channel_time_by_tokens
-    amounts = [
-        costs.pim_time_by_tokens,
-        costs.pim_time_by_tokens[:0] if table is None else table,
-        costs.attention_time,
-        costs.comm_time,
-        costs.expert_bytes,
-        costs.token_bytes,
-        costs.flops_per_token,
-        costs.fixed_bytes,
-        costs.fixed_flops,
-        costs.pim_token_bytes,
-        costs.contention,
-    ]
-    bad_cost = costs.contention > 1
-    for amount in amounts:
-        bad_cost |= ~jnp.all((amount >= 0) & jnp.isfinite(amount))
-    return merge(flag(bad_rate, Status.BAD_RATE), flag(bad_cost, Status.BAD_COST))

@@ -4,47 +4,44 @@ import jax.numpy as jnp
 from jax import lax
 
 from moejax._typing import Array, Bool, FloatScalar, Int, IntScalar
-from moejax.partition._base import (
-    Partition,
-    PartitionCosts,
-    channel_load,
-    checked,
-    load_of,
-    partition_from,
-    score,
-    times,
-)
+from moejax.partition._base import Partition, PartitionCosts, times
+from moejax.partition._score import channel_load, load_of, scored
+from moejax.partition._validate import checked, eager_errors
 
 
+@eager_errors
 def no_exp(tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts) -> Partition:
     """NoExp: every active expert on the GPU, PIM runs attention only. See `sieve`."""
-    return score(jnp.ones_like(tokens_per_expert, dtype=bool), tokens_per_expert, costs)
+    counts, status = checked(tokens_per_expert, costs)
+    return scored(counts > 0, counts, costs, status)
 
 
+@eager_errors
 def all_exp(tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts) -> Partition:
     """AllExp: every active expert on PIM, the decode policy of PAPI and Stratum. See `sieve`."""
-    return score(jnp.zeros_like(tokens_per_expert, dtype=bool), tokens_per_expert, costs)
+    counts, status = checked(tokens_per_expert, costs)
+    return scored(counts < 0, counts, costs, status)
 
 
+@eager_errors
 def few_tokens(
     tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts, *, at_most: int = 4
 ) -> Partition:
     """A fixed rule: experts with `at_most` tokens or fewer run on PIM (Sieve calls those
     memory-bound), the others on the GPU. See `sieve` for arguments and errors."""
-    return score(jnp.asarray(tokens_per_expert) > at_most, tokens_per_expert, costs)
+    counts, status = checked(tokens_per_expert, costs)
+    return scored(counts > at_most, counts, costs, status)
 
 
+@eager_errors
 def pimoe_threshold(tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts) -> Partition:
     """PIMoE's static rule: an expert runs on the GPU from the smallest token count at which it
     is faster there *in isolation* than on PIM; attention and communication play no part.
 
     Arguments, returns and errors as `sieve`.
     """
-    counts, status = checked(tokens_per_expert, costs, "pimoe_threshold")
-    on_gpu = counts >= isolated_threshold(costs)
-    component = times(load_of(on_gpu, counts, costs), costs)
-    on_gpu &= counts > 0
-    return partition_from(on_gpu, jnp.sum(on_gpu), component, status)
+    counts, status = checked(tokens_per_expert, costs)
+    return scored(counts >= isolated_threshold(costs), counts, costs, status)
 
 
 def isolated_threshold(costs: PartitionCosts) -> IntScalar:
@@ -58,6 +55,7 @@ def isolated_threshold(costs: PartitionCosts) -> IntScalar:
     return jnp.where(jnp.any(faster), first, costs.max_tokens + 1)
 
 
+@eager_errors
 def pimoe_channel(
     tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts, *, num_groups: int = 8
 ) -> Partition:
@@ -76,10 +74,9 @@ def pimoe_channel(
     """
     if num_groups < 1:
         raise ValueError(f"num_groups = {num_groups}: allowed is 1 or more")
-    counts, status = checked(tokens_per_expert, costs, "pimoe_channel")
+    counts, status = checked(tokens_per_expert, costs)
     on_gpu = _relieve_channels(counts, costs, num_groups)
-    component = times(load_of(on_gpu, counts, costs, num_groups), costs)
-    return partition_from(on_gpu, jnp.sum(on_gpu), component, status)
+    return scored(on_gpu, counts, costs, status, num_groups)
 
 
 def _relieve_channels(

@@ -1,23 +1,14 @@
 """The exact optimum over all subsets of experts, by dynamic programming."""
 
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from moejax._status import Status, flag, is_traced, merge, raise_if_bad
+from moejax._status import Status, flag, is_traced, merge
 from moejax._typing import Array, Bool, Int
-from moejax.partition._base import (
-    Load,
-    Partition,
-    PartitionCosts,
-    checked,
-    load_of,
-    partition_from,
-    times,
-)
+from moejax.partition._base import Load, Partition, PartitionCosts, times
+from moejax.partition._score import scored
+from moejax.partition._validate import checked, eager_errors
 
 
 def optimal(
@@ -44,21 +35,25 @@ def optimal(
     **Raises:** as `sieve`; `ValueError` if the counts add up to more than `max_total_tokens`
     (`status` under tracing) or if it is `None` under tracing.
     """
-    counts, status = checked(tokens_per_expert, costs, "optimal")
     if max_total_tokens is None:
-        if is_traced(counts):
+        if is_traced(tokens_per_expert):
             raise ValueError("optimal: give max_total_tokens (static) under jit, vmap or grad")
         # The next power of two, so that calls with other counts share a compilation.
-        total = int(np.sum(np.asarray(counts, dtype=np.int64)))
+        total = int(np.sum(np.maximum(np.asarray(tokens_per_expert), 0), dtype=np.int64))
         max_total_tokens = 1 << max(total - 1, 0).bit_length()
+    return _optimal(tokens_per_expert, costs, max_total_tokens=max_total_tokens)
+
+
+@eager_errors
+def _optimal(
+    tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts, *, max_total_tokens: int
+) -> Partition:
+    counts, status = checked(tokens_per_expert, costs)
     too_many = flag(jnp.sum(counts) > max_total_tokens, Status.TOO_MANY_TOKENS)
-    raise_if_bad("optimal", too_many, f"max_total_tokens = {max_total_tokens}")
     on_gpu = _search(counts, lax.stop_gradient(costs), max_total_tokens)
-    component = times(load_of(on_gpu, counts, costs), costs)
-    return partition_from(on_gpu, jnp.sum(on_gpu), component, merge(status, too_many))
+    return scored(on_gpu, counts, costs, merge(status, too_many))
 
 
-@functools.partial(jax.jit, static_argnames="max_total_tokens")
 def _search(
     counts: Int[Array, " experts"], costs: PartitionCosts, max_total_tokens: int
 ) -> Bool[Array, " experts"]:

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 
 from moejax._typing import Array, Int
 from moejax.partition import _ladder as ladder_lib
-from moejax.partition._base import Partition, PartitionCosts, checked, partition_from, times
+from moejax.partition._base import Partition, PartitionCosts, partition_from, times
+from moejax.partition._validate import checked, eager_errors
 
 
+@eager_errors
 def sieve(tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts) -> Partition:
     """Sieve's greedy partition (Sieve, arXiv 2605.11277, scheduling algorithm).
 
@@ -24,13 +26,14 @@ def sieve(tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts) -> P
     **Raises:** `ValueError` for negative counts, counts beyond the table, rates that are not above
     zero, costs that are negative or not finite. Under tracing these are a `status`.
     """
-    counts, status = checked(tokens_per_expert, costs, "sieve")
+    counts, status = checked(tokens_per_expert, costs)
     ladder = ladder_lib.build(counts, costs)
     rung = ladder_lib.stopping_rung(ladder, costs)
     moved = ladder_lib.first_stop(ladder, rung, counts.shape[0], costs)
     return _prefix_partition(counts, costs, ladder, rung, moved, status)
 
 
+@eager_errors
 def best_prefix(tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts) -> Partition:
     """The prefix of Sieve's order with the smallest total, the shortest one on a tie.
 
@@ -38,7 +41,7 @@ def best_prefix(tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts
     `pim_token_bytes = contention = 0`; elsewhere Sieve may stop at a local minimum.
     Arguments, returns and errors as `sieve`.
     """
-    counts, status = checked(tokens_per_expert, costs, "best_prefix")
+    counts, status = checked(tokens_per_expert, costs)
     ladder = ladder_lib.build(counts, costs)
     rungs = jnp.arange(costs.max_tokens + 1)
     stop = lambda rung: ladder_lib.first_stop(ladder, rung, counts.shape[0], costs)
