@@ -1,0 +1,201 @@
+"""Can one popularity per model explain the routing statistics of every batch size at once?
+
+Sieve (arXiv 2605.11277) states, for three models, how many of the active experts see one token and
+how many at most four, at batch sizes from 4 to 256. This sweep fits three families of synthetic
+routing to all numbers of a model together and samples what they give. It then fits the richest
+family to measured traces (folder `MOEJAX_DATA`) and judges it on files it has not seen. The
+parameters it prints are the ones stored in moejax.
+
+    python sweeps/routing_calibration.py
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from moejax import models, routing
+from moejax.routing import Dirichlet, LambdaTails, LogitNormal, RoutingTrace, Target
+
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("MOEJAX_DATA", REPOSITORY.parent / "shared" / "data"))
+
+QWEN3 = [Target(64, share_1=0.202, share_le4=0.476), Target(256, share_1=0.119)]
+PUBLISHED = {
+    "qwen3-30b-a3b": QWEN3,
+    # The paper says top-4, the checkpoint has top-8.
+    "qwen3-30b-a3b-top4": QWEN3,
+    "qwen3-next-80b-a3b": [
+        Target(4, share_1=0.925),
+        Target(64, share_1=0.442, share_le4=0.893),
+        Target(256, share_1=0.239),
+    ],
+    # The act-ratio of 0.479 counts the 2.2e9 parameters outside the experts: 0.470 of the experts.
+    "gpt-oss-120b": [
+        Target(64, share_1=0.326, share_le4=0.659),
+        Target(256, share_1=0.235, active=0.470),
+    ],
+}
+# Two numbers are stated for B = 256 without saying which model has which. None is fitted; these
+# are the ones that come out.
+UNASSIGNED = {"qwen3-next-80b-a3b": 0.566, "gpt-oss-120b": 0.501}
+
+TRACES = {
+    # model: (files to fit, files to judge on, batch sizes to fit, to judge)
+    "mixtral-8x7b": (
+        "mtbench-coding mtbench-extraction mtbench-humanities mtbench-math mtbench-reasoning "
+        "mtbench-roleplay",
+        "mtbench-stem mtbench-writing",
+        (4, 16),
+        (4, 16),
+    ),
+    "deepseek-v2-lite": (
+        "esft-intent esft-law esft-summary",
+        "esft-translation",
+        (4, 16, 64),
+        (4, 16),
+    ),
+    "gpt-oss-20b": (
+        "decode-mmlu-dev decode-mmlu-test decode-mmlu-validation decode-misc decode-mmlu-pro",
+        "decode-gpqa",
+        (4, 16, 64),
+        (4, 16, 64),
+    ),
+}
+
+TAILS = LambdaTails(scale=2.5, left=0.3, right=0.5)
+FAMILIES = (Dirichlet(0.3), LogitNormal(1.5), TAILS)
+
+
+def rows(
+    *,
+    trace: RoutingTrace | str | Path | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+) -> Iterator[list[dict]]:
+    """One list of tidy rows per fit.
+
+    **Arguments:**
+
+    - `trace`: a trace, or a file of one, to fit all families to instead of everything else.
+    - `progress`: called with the fits done and their total number.
+    """
+    jobs = _published() + _measured() if trace is None else _given(trace)
+    for done, job in enumerate(jobs):
+        if progress is not None:
+            progress(done, len(jobs))
+        yield _run(**job)
+    if progress is not None:
+        progress(len(jobs), len(jobs))
+
+
+def summary(rows: list[dict]) -> str:
+    """Target against result, then the worst error of each model and family."""
+    line = "{model:20} {family:12} {against:12} B={batch:<4} {statistic:10} {target:7.3f} "
+    line += "{expected:9.3f} {sampled:8.3f} {error:+7.3f}"
+    head = f"{'model':20} {'family':12} {'against':12} {'batch':6} {'statistic':10} "
+    text = [head + " target  expected  sampled   error"]
+    text += [line.format(**row) for row in rows]
+    worst, parameters = {}, {}
+    for row in rows:
+        name = row["model"], row["family"], row["against"]
+        worst[name] = max(worst.get(name, 0.0), abs(row["error"]))
+        parameters[name] = row["parameters"]
+    text += ["", "worst error, and the parameters behind it"]
+    for name, error in worst.items():
+        text.append("{:20} {:12} {:12} {:.3f}  {}".format(*name, error, parameters[name]))
+    return "\n".join(text)
+
+
+def _published() -> list[dict]:
+    shape = {name: (model.num_experts, model.top_k) for name, model in _models(PUBLISHED)}
+    unassigned = {name: [Target(256, share_le4=value)] for name, value in UNASSIGNED.items()}
+    return [
+        dict(model=model, shape=shape[model], targets=targets, family=family)
+        | dict(unseen=unassigned.get(model), against="unassigned")
+        for model, targets in PUBLISHED.items()
+        for family in FAMILIES
+    ]
+
+
+def _measured() -> list[dict]:
+    jobs = []
+    for model, (fit, unseen, batches, unseen_batches) in TRACES.items():
+        if not (DATA / model).is_dir():
+            continue
+        fit, unseen = (_load(model, files) for files in (fit, unseen))
+        job = dict(model=model, shape=(fit.num_experts, fit.top_k), targets=fit, family=TAILS)
+        job |= dict(batches=batches, unseen=unseen, unseen_batches=unseen_batches)
+        jobs.append(job)
+    if (DATA / "olmoe-1b-7b").is_dir():
+        job = dict(model="olmoe-1b-7b", shape=(64, 8), targets=_olmoe(), family=TAILS)
+        jobs.append(job)
+    return jobs
+
+
+def _given(trace: RoutingTrace | str | Path) -> list[dict]:
+    trace = trace if isinstance(trace, RoutingTrace) else routing.load(trace)
+    job = dict(model=trace.model or "trace", shape=(trace.num_experts, trace.top_k), targets=trace)
+    job |= dict(batches=[b for b in (4, 16, 64) if b <= trace.num_sequences] or [4])
+    return [job | dict(family=family) for family in FAMILIES]
+
+
+def _run(
+    *, model, shape, targets, family, batches=(), unseen=None, unseen_batches=(), against="unseen"
+) -> list[dict]:
+    # One parameter needs neither the steps nor the draws that three do.
+    steps, num_layers = (150, 192) if isinstance(family, LambdaTails) else (40, 64)
+    fit_key, judge_key = jax.random.split(jax.random.key(0))
+    fitted = routing.calibrate(
+        shape,
+        targets,
+        family,
+        key=fit_key,
+        steps=steps,
+        num_layers=num_layers,
+        batches=batches,
+    )
+    table = _rows(model, "fitted", fitted)
+    if unseen is not None:
+        arguments = dict(key=judge_key, batches=unseen_batches)
+        table += _rows(model, against, routing.judge(fitted, unseen, shape, **arguments))
+    return table
+
+
+def _rows(model: str, against: str, calibration: routing.Calibration) -> list[dict]:
+    family = calibration.popularity
+    fields = [(field.name, getattr(family, field.name)) for field in dataclasses.fields(family)]
+    parameters = ", ".join(f"{name}={float(value):.4g}" for name, value in fields)
+    common = dict(model=model, family=type(family).__name__)
+    more = dict(against=against, parameters=parameters)
+    return [common | fit._asdict() | dict(error=fit.error) | more for fit in calibration.fits]
+
+
+def _models(names) -> list[tuple[str, models.MoEModel]]:
+    return [(name, models.get(name)) for name in names]
+
+
+def _load(model: str, files: str) -> RoutingTrace:
+    return routing.concat([routing.load(DATA / model / f"{file}.npz") for file in files.split()])
+
+
+def _olmoe() -> list[Target]:
+    """OLMoE has no trace: batches drawn from its expert counts, six kinds of text pooled."""
+    counts = np.load(DATA / "olmoe-1b-7b" / "popularity.npz")["counts"].sum(0)
+    chance = 8 * counts / counts.sum(-1, keepdims=True)
+    rng = np.random.default_rng(0)
+
+    def target(batch: int) -> Target:
+        shares = routing.bimodality(rng.binomial(batch, chance, (400, *chance.shape)))
+        return Target(batch, **{k: float(v.mean()) for k, v in shares._asdict().items()})
+
+    return [target(batch) for batch in (4, 16, 64)]
+
+
+if __name__ == "__main__":
+    show = lambda done, total: print(f"\r{done}/{total} fits", end="", flush=True)
+    print("\n" + summary([row for fit in rows(progress=show) for row in fit]))
