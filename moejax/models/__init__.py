@@ -19,11 +19,11 @@ from moejax.models._router import Router as Router
 
 
 __all__ = [
-    "Attention",
     "FORMATS",
     "MODELS",
-    "ModelPreset",
+    "Attention",
     "MoEModel",
+    "ModelPreset",
     "Precision",
     "Router",
     "SourceRow",

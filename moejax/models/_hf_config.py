@@ -14,7 +14,7 @@ from moejax.models._router import Router
 
 
 def from_hf_config(
-    config: Mapping[str, Any] | str | os.PathLike[str],
+    cfg: Mapping[str, Any] | str | os.PathLike[str],
     *,
     name: str | None = None,
     precision: str | Precision = "bf16",
@@ -29,7 +29,7 @@ def from_hf_config(
 
     **Arguments:**
 
-    - `config`: the parsed dict, the path of the file, or the folder that holds it.
+    - `cfg`: the parsed dict, the path of the file, or the folder that holds it.
     - `name`: for tables; by default the checkpoint's name in the config, the folder's name, or the
         model type.
     - `precision`: `"bf16"`, `"native"` for the format in `quantization_config` (`mxfp4`, `fp8`) or
@@ -38,7 +38,7 @@ def from_hf_config(
     **Raises:** `ValueError` naming the key for a missing or malformed one, for an unknown model
     type, and for what `MoEModel` cannot represent, such as dense layers between MoE layers.
     """
-    raw, found_name = load_config(config)
+    raw, found_name = load_config(cfg)
     model_type = find_family(raw, {key: family.classes for key, family in FAMILIES.items()})
     family, reader = FAMILIES[model_type], ConfigReader(raw, model_type)
     dense = _num_dense_layers(reader, family)
