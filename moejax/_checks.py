@@ -44,10 +44,12 @@ def as_float(value: Any) -> Array:
 def as_count(value: Any) -> Array:
     """Converter for whole numbers that only scale time: an int32 array.
 
-    Raises `ValueError` for a concrete value that is not a whole number.
+    Raises `ValueError` for a concrete value that is not a whole number below 2^31.
     """
-    if not is_traced(value) and np.any(np.asarray(value) != np.round(np.asarray(value))):
-        raise ValueError(f"{value!r} is not a whole number")
+    if not is_traced(value):
+        array = np.asarray(value)
+        if not np.all((array == np.round(array)) & (np.abs(array) < 2**31)):
+            raise ValueError(f"{value!r} is not a whole number below 2^31")
     return jnp.asarray(value).astype(jnp.int32)
 
 

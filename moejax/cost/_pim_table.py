@@ -3,7 +3,7 @@
 import equinox as eqx
 import jax.numpy as jnp
 
-from moejax._checks import as_float, check_range
+from moejax._checks import as_float, check_non_negative, check_range
 from moejax._status import is_traced
 from moejax._typing import Array, Bool, Float, FloatLike, FloatScalar, Int
 
@@ -42,7 +42,7 @@ class PIMCostTable(eqx.Module):
         if max_tokens < 1:
             raise ValueError(f"max_tokens = {max_tokens}: allowed is 1 or more")
         check_range("PIMCostTable", "beta", beta, 0.0, 1.0, open_low=True)
-        check_range("PIMCostTable", "roofline_time", roofline_time, 0.0, jnp.inf, open_low=False)
+        check_non_negative("PIMCostTable", "roofline_time", roofline_time)
         fallback = as_float(roofline_time)
         if fallback.ndim == 0:
             fallback = fallback * jnp.arange(max_tokens + 1)
@@ -50,9 +50,9 @@ class PIMCostTable(eqx.Module):
             raise ValueError(
                 f"roofline_time has shape {fallback.shape}: allowed are () and ({max_tokens + 1},)"
             )
-        # No tokens take no time, and need no observation.
         seen = jnp.zeros(max_tokens + 1, bool)
-        return cls(jnp.zeros_like(fallback), seen, fallback, as_float(beta))
+        # All in the dtype of the fallback, or the table could not be carried through a scan.
+        return cls(jnp.zeros_like(fallback), seen, fallback, as_float(beta).astype(fallback.dtype))
 
     @property
     def max_tokens(self) -> int:
@@ -91,13 +91,18 @@ class PIMCostTable(eqx.Module):
         - `observed`: [experts], its time in s.
         - `valid`: bool [experts]; only experts that ran on PIM were observed.
 
-        **Raises:** `ValueError` for valid counts outside 0 .. max_tokens or valid times that are
-        negative or not finite; under tracing such an entry turns the row of the table that it
-        would have changed (the last one, for a count outside) into NaN, which every policy
-        reports as a bad cost.
+        **Raises:** `ValueError` for arrays of different shapes, valid counts outside
+        0 .. max_tokens, or valid times that are negative or not finite. Under tracing such an
+        entry turns the row of the table that it would have changed (the last one, for a count
+        outside) into NaN, which every policy reports as a bad cost.
         """
-        counts, observed = jnp.asarray(counts), as_float(observed)
-        valid = jnp.asarray(valid, bool)
+        counts, valid = jnp.asarray(counts), jnp.asarray(valid, bool)
+        observed = as_float(observed).astype(self.time.dtype)
+        if not counts.shape == observed.shape == valid.shape:
+            raise ValueError(
+                f"update: counts {counts.shape}, observed {observed.shape} and valid {valid.shape}:"
+                " allowed is one shape for the three"
+            )
         self._check(jnp.where(valid, counts, 0), "update")
         sane = (counts >= 0) & (counts <= self.max_tokens) & (observed >= 0)
         sane &= jnp.isfinite(observed)
