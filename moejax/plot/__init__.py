@@ -1,0 +1,33 @@
+"""Figures: functions of tidy tables, `(table, ax, ...) -> ax`.
+
+A table is a dict of column name -> 1-D array or list, all of one length, as the sweeps write it.
+Nothing here runs a model. `_table.py` checks and selects rows; `_style.py` holds the one look and
+`_policies.py` the color of every policy; `_roofline.py`, `_bins.py` and `_pareto.py` draw one
+figure each.
+
+Matplotlib is optional (`pip install moejax[plots]`) and imported when a figure is made. Figures
+never go through pyplot, so a backend chosen elsewhere stays as it is.
+"""
+
+from moejax.plot._bins import expert_bins as expert_bins
+from moejax.plot._pareto import throughput_interactivity as throughput_interactivity
+from moejax.plot._policies import PolicyStyle as PolicyStyle
+from moejax.plot._policies import policy_style as policy_style
+from moejax.plot._roofline import roofline as roofline
+from moejax.plot._style import figure as figure
+from moejax.plot._style import save as save
+from moejax.plot._style import shared_legend as shared_legend
+from moejax.plot._table import select as select
+
+
+__all__ = [
+    "PolicyStyle",
+    "expert_bins",
+    "figure",
+    "policy_style",
+    "roofline",
+    "save",
+    "select",
+    "shared_legend",
+    "throughput_interactivity",
+]
