@@ -8,6 +8,7 @@ floating-point fields beside it are NaN.
 import enum
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from moejax._typing import BoolScalar, IntScalar

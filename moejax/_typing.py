@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, PRNGKeyArray
 FloatScalar: TypeAlias = Float[Array, ""]
 IntScalar: TypeAlias = Int[Array, ""]
 BoolScalar: TypeAlias = Bool[Array, ""]
-FloatLike: TypeAlias = float | int | np.generic | FloatScalar
+FloatLike: TypeAlias = float | int | np.floating | np.integer | FloatScalar
 IntLike: TypeAlias = int | np.integer | IntScalar
 
 __all__ = [

@@ -10,7 +10,8 @@ def random_partition_problem(rng, kind, num_experts=24, max_tokens=20):
     """(counts, costs as a dict of plain numbers) of one layer, in four flavors.
 
     0: a rising PIM table, as in hardware. 1: an arbitrary table. 2: the same, with bus traffic
-    for tokens on PIM and contention, where the greedy order has local minima. 3: small whole numbers, full of ties.
+    for tokens on PIM and contention, where the greedy order has local minima. 3: small whole
+    numbers, full of ties.
     """
     counts = np.minimum(rng.geometric(rng.uniform(0.05, 0.9), num_experts) - 1, max_tokens)
     counts = (counts * (rng.random(num_experts) < rng.uniform(0.2, 1))).astype(np.int32)

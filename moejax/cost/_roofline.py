@@ -9,14 +9,14 @@ from moejax._typing import FloatLike, FloatScalar
 class Work(eqx.Module):
     """What an operator does: `flops` (a multiply-add is two) and `bytes` moved. Scalars."""
 
-    flops: FloatScalar
-    bytes: FloatScalar
+    flops: FloatLike
+    bytes: FloatLike
 
     def __add__(self, other: "Work") -> "Work":
         return Work(self.flops + other.flops, self.bytes + other.bytes)
 
     @property
-    def arithmetic_intensity(self) -> FloatScalar:
+    def arithmetic_intensity(self) -> FloatLike:
         """FLOP per byte moved."""
         return self.flops / self.bytes
 
