@@ -41,11 +41,11 @@ def projection_work(
 ) -> Work:
     """The weight matrices of an attention block: QKV (or latent, or state) and output projections.
 
-    FLOPs are two for each weight and token. Bytes: the weights once, the hidden state in and out,
-    and the queries, keys and values that the projections write.
+    FLOPs are two for each weight and token. Bytes: the weights once, and the queries, keys and
+    values that the projections write.
     """
     weights = float(attention.num_weights(hidden))
-    values = 2.0 * hidden + _written_values(attention)
+    values = _written_values(attention)
     return Work(
         flops=2.0 * weights * tokens,
         bytes=(weights * precision.weight_bits + values * precision.activation_bits * tokens)

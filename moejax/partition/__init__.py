@@ -26,6 +26,7 @@ from moejax.partition._score import load_of as load_of
 from moejax.partition._score import score as score
 from moejax.partition._sieve import best_prefix as best_prefix
 from moejax.partition._sieve import sieve as sieve
+from moejax.partition._validate import status_of as status_of
 
 
 __all__ = [
@@ -45,5 +46,6 @@ __all__ = [
     "pimoe_threshold",
     "score",
     "sieve",
+    "status_of",
     "times",
 ]

@@ -20,6 +20,11 @@ P = ParamSpec("P")
 RATES = ("hbm_bandwidth", "flops_per_s")
 
 
+def status_of(tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts) -> IntScalar:
+    """What is wrong with the counts or costs of one layer, as every policy would report it."""
+    return checked(tokens_per_expert, costs)[1]
+
+
 def checked(
     tokens_per_expert: Int[Array, " experts"], costs: PartitionCosts
 ) -> tuple[Int[Array, " experts"], IntScalar]:
