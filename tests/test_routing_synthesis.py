@@ -56,7 +56,7 @@ def test_every_token_keeps_its_marginal(correlation):
 
 def test_correlation_makes_tokens_alike():
     def overlap(correlation):
-        arguments = (Fixed(WEIGHTS), 5, 2, 4000, 2)
+        arguments = (Fixed(WEIGHTS), 5, 2, 20_000, 2)
         ids = sample_expert_ids(*arguments, key=jax.random.key(0), correlation=correlation)
         first, second = np.moveaxis(one_hot(ids, 5), 1, 0)
         return (first * second).sum(-1).mean()
@@ -125,11 +125,11 @@ def test_vmap_over_keys_and_one_compilation_over_parameters():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_are_normalized_reproducible_and_differentiable(family):
-    draw = lambda family: layer_log_popularity(family, 64, 3, key=jax.random.key(0))
+    draw = jax.jit(lambda family: layer_log_popularity(family, 64, 3, key=jax.random.key(0)))
     logs = draw(family)
     np.testing.assert_allclose(jnp.exp(logs).sum(-1), 1, rtol=1e-5)
     assert not np.allclose(logs[0], logs[1])
-    gradient = jax.grad(lambda family: jnp.square(draw(family)).mean())(family)
+    gradient = jax.jit(jax.grad(lambda family: jnp.square(draw(family)).mean()))(family)
     for slope in jax.tree.leaves(gradient):
         assert np.isfinite(slope) and slope != 0
 
@@ -148,6 +148,7 @@ def test_lambda_tails_is_its_quantile_function():
     [
         (dict(num_tokens=0), "num_tokens = 0"),
         (dict(num_layers=0), "num_layers = 0"),
+        (dict(num_tokens=2.5), "num_tokens = 2.5: allowed is a whole number"),
         (dict(top_k=17), "top_k = 17 is more than the 16"),
         (dict(top_k=5, num_groups=4), "top_k = 5 is more than the 4"),
         (dict(num_groups=3), "does not divide"),

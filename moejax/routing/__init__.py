@@ -2,14 +2,16 @@
 
 A reading guide: `_trace.py` is the pytree everything else takes or returns; `_io.py` reads and
 writes it; `_batch.py` draws decode batches out of it; `_statistics.py` counts.
+
+Without a trace: `_popularity.py` says how unequal experts are, `_synthesize.py` draws tokens from
+that, `_calibrated.py` holds the parameters of each model, and `_calibrate.py` found them: it
+descends on the averages of `_expected.py` towards a `_target.py`.
 """
 
 from moejax.routing._batch import decode_batch as decode_batch
 from moejax.routing._batch import prefill_batch as prefill_batch
-from moejax.routing._calibrate import Target as Target
 from moejax.routing._calibrate import calibrate as calibrate
 from moejax.routing._calibrate import judge as judge
-from moejax.routing._calibrate import measure as measure
 from moejax.routing._calibrated import Calibration as Calibration
 from moejax.routing._calibrated import Fit as Fit
 from moejax.routing._calibrated import calibrated as calibrated
@@ -30,6 +32,8 @@ from moejax.routing._statistics import next_layer_transitions as next_layer_tran
 from moejax.routing._statistics import tokens_per_expert as tokens_per_expert
 from moejax.routing._synthesize import sample_expert_ids as sample_expert_ids
 from moejax.routing._synthesize import synthesize as synthesize
+from moejax.routing._target import Target as Target
+from moejax.routing._target import measure as measure
 from moejax.routing._trace import NOT_ROUTED as NOT_ROUTED
 from moejax.routing._trace import RoutingTrace as RoutingTrace
 from moejax.routing._trace import concat as concat

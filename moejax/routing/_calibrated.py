@@ -1,7 +1,7 @@
 """The stored popularity of each model: plain numbers, and where each comes from.
 
-Made by `sweeps/routing_calibration.py`, which prints these lines; `Calibration` is also what
-`calibrate` returns.
+Found by `sweeps/routing_calibration.py`, which prints them; `Calibration` is also what `calibrate`
+returns.
 """
 
 from typing import NamedTuple

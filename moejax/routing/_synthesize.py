@@ -1,11 +1,11 @@
 """Synthetic routing: Gumbel top-k on a popularity drawn once per layer."""
 
 import functools
-import operator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from moejax._status import is_traced
 from moejax._typing import Array, Bool, Float, FloatLike, Int, PRNGKeyArray
@@ -112,8 +112,8 @@ class _Shape(NamedTuple):
 
     def check(self) -> None:
         for name, value in self._asdict().items():
-            if operator.index(value) < 1:
-                raise ValueError(f"{name} = {value}: allowed is at least 1")
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} = {value!r}: allowed is a whole number, at least 1")
         if self.num_experts % self.num_groups:
             raise ValueError(
                 f"num_groups = {self.num_groups} does not divide num_experts = {self.num_experts}"
