@@ -1,24 +1,24 @@
 """One decode iteration of a model on a system under a policy."""
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from moejax._status import Status, flag, is_traced, merge, raise_if_bad
-from moejax._typing import Array, Float, FloatScalar, PRNGKeyArray
-from moejax.cost import PIMCostTable, Work, head_work, roofline_time
+from moejax._status import is_traced, raise_if_bad
+from moejax._typing import PRNGKeyArray
+from moejax.cost import PIMCostTable
 from moejax.hardware import System, TablePIM
 from moejax.models import MoEModel
-from moejax.partition import Partition, Times
-from moejax.serving._fixed import Requests, by_kind, dense_layer_fixed, requests_by_gpu
-from moejax.serving._layer_costs import attention_all_reduce
-from moejax.serving._memory import memory_bytes
-from moejax.serving._moe_layers import Layer, moe_layers, summarize
+from moejax.partition import Partition
+from moejax.serving._fixed import requests_by_gpu
+from moejax.serving._layer_costs import LayerCosts
+from moejax.serving._moe_layers import Decision, Routed, decide, score_layers, summarize
 from moejax.serving._policies import Policy, policy_of
-from moejax.serving._report import LIMITS, Report
+from moejax.serving._report import Report, report_of
+from moejax.serving._shared import Shared
 from moejax.serving._workload import Workload, route
 
 
@@ -93,104 +93,49 @@ def compare(
 def _compare(
     model, system, workload, policies: tuple[Policy, ...], key, believed
 ) -> tuple[Report, ...]:
-    believed = system if believed is None else believed
     requests = requests_by_gpu(workload, system.num_gpus)
-    expert_ids = route(model, workload, key=key)
-    routed = summarize(model, system, workload, expert_ids)
-    shared = _Shared(
-        dense=_dense_layers(model, system, requests),
-        head_time=_head_time(model, system, requests),
-        memory_bytes=memory_bytes(model, system, requests),
-    )
-    return tuple(
-        _report(
-            system,
-            workload,
-            moe_layers(model, system, workload, policy, routed, believed, requests),
-            shared,
+    routed = summarize(model, system, workload, route(model, workload, key=key))
+    shared = Shared.of(model, system, requests)
+    reports: dict[str, Report] = {}
+    # Policies that lay experts out alike are scored together: one piece of code to compile.
+    for layout in dict.fromkeys(policy.layout for policy in policies):
+        alike = [policy for policy in policies if policy.layout == layout]
+        stacked = _score_alike(model, system, workload, alike, routed, believed, shared)
+        unstacked = [jax.tree.map(operator.itemgetter(i), stacked) for i in range(len(alike))]
+        reports |= zip((policy.name for policy in alike), unstacked, strict=True)
+    return tuple(reports[policy.name] for policy in policies)
+
+
+def _score_alike(
+    model: MoEModel,
+    system: System,
+    workload: Workload,
+    policies: list[Policy],
+    routed: Routed,
+    believed: System | PIMCostTable | None,
+    shared: Shared,
+) -> Report:
+    """Reports of policies with one layout, every field with an axis [policies]."""
+    num_groups, shared_on_pim = policies[0].layout
+
+    def costs(of: System) -> LayerCosts:
+        return LayerCosts.of(
+            model, of, shared.requests, num_groups=num_groups, shared_on_pim=shared_on_pim
         )
-        for policy in policies
-    )
 
+    true = known = costs(system)
+    if isinstance(believed, PIMCostTable):
+        known = true.believing(believed)
+    elif believed is not None:
+        known = costs(believed)
+    bound = workload.max_batch * model.top_k
+    decisions = [decide(policy, routed, known, bound) for policy in policies]
 
-class _Shared(eqx.Module):
-    """What no policy changes."""
+    def score(decision: Decision) -> Report:
+        layers = score_layers(decision, routed, true, shared.requests, num_groups)
+        return report_of(system, workload, layers, shared)
 
-    dense: Times
-    head_time: FloatScalar
-    memory_bytes: FloatScalar
-
-
-def _report(system: System, workload: Workload, moe: Layer, shared: _Shared) -> Report:
-    every = jax.tree.map(lambda *times: jnp.concatenate(times), moe.times, shared.dense)
-    spent = _time_by_limit(every, moe.scheduler_time, shared.head_time)
-    tbt = jnp.sum(spent)
-    status = merge(workload.status, jnp.max(moe.status), flag(~(tbt > 0), Status.BAD_COST))
-    report = Report(
-        tbt=tbt,
-        interactivity=1 / tbt,
-        throughput_per_gpu=workload.batch / (system.num_gpus * tbt),
-        gpu_time=jnp.sum(jnp.maximum(every.offchip, every.compute)),
-        offchip_time=jnp.sum(every.offchip),
-        compute_time=jnp.sum(every.compute),
-        pim_time=jnp.sum(every.pim),
-        attention_time=jnp.sum(moe.attention_time) + jnp.sum(shared.dense.pim),
-        comm_time=jnp.sum(every.comm),
-        scheduler_time=jnp.sum(moe.scheduler_time),
-        head_time=shared.head_time,
-        time_limited_by=spent,
-        limited_by=jnp.argmax(spent).astype(jnp.int32),
-        experts_on_gpu=jnp.mean(moe.experts_on_gpu),
-        experts_on_pim=jnp.mean(moe.experts_on_pim),
-        channel_utilization=jnp.mean(moe.channel_utilization),
-        memory_bytes=shared.memory_bytes,
-        memory_fits=shared.memory_bytes <= system.gpu.hbm_bytes,
-        pim_energy=jnp.sum(moe.pim_energy),
-        status=status,
-    )
-    okay = status == Status.OK
-    poison = lambda x: jnp.where(okay, x, jnp.nan) if eqx.is_inexact_array(x) else x
-    return jax.tree.map(poison, report)
-
-
-def _dense_layers(model: MoEModel, system: System, requests: Requests) -> Times:
-    """Layers without experts, [dense layers]; of the slowest GPU."""
-    if model.num_dense_layers == 0:
-        none = jnp.zeros(0, requests.count.dtype)
-        return Times(none, none, none, none, none)
-    rate = system.gpu.effective_flops_per_s(model.precision.activation_bits)
-    cost = lambda kind: dense_layer_fixed(kind, model, system, requests)
-    fixed = by_kind(model.layers[: model.num_dense_layers], cost)
-    offchip = fixed.work.bytes / system.gpu.effective_bandwidth
-    compute, pim = fixed.work.flops / rate, fixed.pim_time
-    memory = jnp.maximum(offchip, pim) + system.pim.contention * jnp.minimum(offchip, pim)
-    comm = jnp.broadcast_to(attention_all_reduce(model, system, requests), memory.shape)
-    every = Times(offchip, compute, pim, comm, jnp.maximum(jnp.maximum(comm, compute), memory))
-    slowest = jnp.argmax(every.total, axis=1)
-    return jax.tree.map(lambda time: jnp.take_along_axis(time, slowest[:, None], 1)[:, 0], every)
-
-
-def _head_time(model: MoEModel, system: System, requests: Requests) -> FloatScalar:
-    """Embedding rows of the local tokens, and the LM head split over all GPUs by vocabulary."""
-    share, total = 1 / system.num_gpus, jnp.sum(requests.count)
-    work = head_work(model.hidden, model.vocab, total, model.precision)
-    rate = system.gpu.effective_flops_per_s(model.precision.activation_bits)
-    split = Work(work.flops * share, work.bytes * share)
-    embedding = jnp.max(requests.count) * model.hidden * model.precision.weight_bits / 8
-    bandwidth = system.gpu.effective_bandwidth
-    return roofline_time(split, rate, bandwidth) + embedding / bandwidth
-
-
-def _time_by_limit(
-    layers: Times, scheduler_time: Float[Array, " layers"], head_time: FloatScalar
-) -> Float[Array, " limits"]:
-    """Seconds that each of `LIMITS` is what a layer waits for. LM head and embedding are memory."""
-    memory = jnp.where(layers.offchip >= layers.pim, LIMITS.index("hbm"), LIMITS.index("pim"))
-    limit = jnp.where(layers.compute >= layers.total, LIMITS.index("compute"), memory)
-    limit = jnp.where(layers.comm >= layers.total, LIMITS.index("comm"), limit)
-    spent = jnp.zeros(len(LIMITS), layers.total.dtype).at[limit].add(layers.total)
-    spent = spent.at[LIMITS.index("hbm")].add(head_time)
-    return spent.at[LIMITS.index("scheduler")].add(jnp.sum(scheduler_time))
+    return jax.vmap(score)(jax.tree.map(lambda *x: jnp.stack(x), *decisions))
 
 
 def _check_table(model: MoEModel, system: System, workload: Workload) -> None:

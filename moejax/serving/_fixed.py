@@ -1,13 +1,14 @@
 """What a layer costs each GPU whatever the partition: attention, router, shared experts."""
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax._typing import Array, Float
+from moejax._typing import Array, Float, FloatLike
 from moejax.cost import (
     Work,
     attended,
@@ -23,6 +24,9 @@ from moejax.models import Attention, MoEModel
 from moejax.serving._workload import Workload
 
 
+T = TypeVar("T")
+
+
 class Requests(eqx.Module):
     """The requests that each GPU holds: how many, and the context of each slot.
 
@@ -34,8 +38,8 @@ class Requests(eqx.Module):
     held: Float[Array, "gpus slots"]
     contexts: Float[Array, " slots"]
 
-    def total(self, values: Float[Array, " slots"]) -> Float[Array, " gpus"]:
-        """Sum of a number per request over the requests of each GPU."""
+    def total(self, values: FloatLike) -> Float[Array, " gpus"]:
+        """Sum of a number per request, [slots], over the requests of each GPU."""
         return jnp.sum(self.held * values, axis=1)
 
 
@@ -116,7 +120,7 @@ def dense_layer_fixed(
     return Fixed(block.work + ffn, block.pim_time)
 
 
-def by_kind(layers: tuple[Attention, ...], cost: Callable[[Attention], Fixed]) -> Fixed:
+def by_kind(layers: tuple[Attention, ...], cost: Callable[[Attention], T]) -> T:
     """`cost` of every layer, [layers, gpus], computed once for each distinct kind of attention."""
     kinds = tuple(dict.fromkeys(layers))
     which = np.array([kinds.index(layer) for layer in layers])

@@ -53,6 +53,11 @@ class LayerCosts(eqx.Module):
             all_reduce_time=attention_all_reduce(model, system, requests),
         )
 
+    @property
+    def max_tokens(self) -> int:
+        """The largest number of tokens that an expert can have."""
+        return self.expert_time.shape[0] - 1
+
     def believing(self, table: PIMCostTable) -> "LayerCosts":
         """The same, with the expert times of a cost table."""
         learnt = table.times[: self.expert_time.shape[0]]

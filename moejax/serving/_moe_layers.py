@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax._typing import Array, Bool, Float, FloatScalar, Int, IntScalar
-from moejax.cost import PIMCostTable, all_gather_time, dispatch_traffic, gpu_of_expert
+from moejax._typing import Array, Bool, BoolScalar, Float, FloatScalar, Int, IntScalar
+from moejax.cost import all_gather_time, dispatch_traffic, gpu_of_expert
 from moejax.hardware import System
 from moejax.models import MoEModel
 from moejax.partition import PartitionCosts, Times, channel_load, load_of, status_of, times
@@ -76,49 +76,59 @@ def summarize(
     return jax.vmap(one_layer)(expert_ids)
 
 
-def moe_layers(
-    model: MoEModel,
-    system: System,
-    workload: Workload,
-    policy: Policy,
+class Decision(eqx.Module):
+    """What a policy chose, [layers, gpus, ...], and what its decision costs."""
+
+    on_gpu: Bool[Array, "layers gpus slots"]
+    status: Int[Array, "layers gpus"]
+    scheduled: BoolScalar
+
+
+def decide(policy: Policy, routed: Routed, known: LayerCosts, max_total_tokens: int) -> Decision:
+    """Every MoE layer and GPU, on costs that the policy believes in."""
+
+    def one_gpu(counts, fixed, traffic):
+        return policy.choose(counts, known.at(fixed, traffic), max_total_tokens)
+
+    by_gpu = jax.vmap(one_gpu, in_axes=(0, 0, None))
+    on_gpu, status = jax.vmap(by_gpu)(routed.local_counts, known.fixed, routed.traffic)
+    return Decision(on_gpu, status, jnp.asarray(policy.scheduled))
+
+
+def score_layers(
+    decision: Decision,
     routed: Routed,
-    believed: System | PIMCostTable,
+    true: LayerCosts,
     requests: Requests,
+    num_groups: int | None,
 ) -> Layer:
-    """Every MoE layer, [layers]: decided on `believed`, scored on `system`."""
-    layout = dict(num_groups=policy.num_groups, shared_on_pim=policy.shared_on_pim)
-    true = LayerCosts.of(model, system, requests, **layout)
-    known = true
-    if isinstance(believed, PIMCostTable):
-        known = true.believing(believed)
-    elif believed is not system:
-        known = LayerCosts.of(model, believed, requests, **layout)
-    energy = expert_energy_table(model, system.pim, workload.max_batch)
+    """Every MoE layer under a decision, [layers]."""
+    model, system = true.model, true.system
+    energy = expert_energy_table(model, system.pim, true.max_tokens)
     gathered = jnp.max(requests.count) * model.top_k * ROUTING_MAP_BYTES
     gather_time = all_gather_time(gathered, system.num_gpus, system.link)
-    bound = workload.max_batch * model.top_k
 
-    def one_layer(local, traffic, true_fixed, known_fixed) -> Layer:
-        def one_gpu(counts, true_fixed, known_fixed) -> _Share:
-            actual = true.at(true_fixed, traffic)
-            on_gpu, status = policy.choose(counts, known.at(known_fixed, traffic), bound)
-            return _share(on_gpu, counts, actual, policy.num_groups, energy, status)
+    def one_layer(on_gpu, status, local, traffic, fixed) -> Layer:
+        def one_gpu(on_gpu, counts, fixed) -> _Share:
+            return _share(on_gpu, counts, true.at(fixed, traffic), num_groups, energy)
 
-        share = jax.vmap(one_gpu)(local, true_fixed, known_fixed)
+        share = jax.vmap(one_gpu)(on_gpu, local, fixed)
         exposed = jnp.maximum(system.scheduler_time - true.dispatch_time(traffic), 0)
         slowest = jnp.argmax(share.times.total)
         return Layer(
             times=jax.tree.map(lambda time: time[slowest], share.times),
-            attention_time=true_fixed.pim_time[slowest],
-            scheduler_time=gather_time + (exposed if policy.scheduled else 0.0),
+            attention_time=fixed.pim_time[slowest],
+            scheduler_time=gather_time + jnp.where(decision.scheduled, exposed, 0.0),
             experts_on_gpu=jnp.sum(share.experts_on_gpu).astype(energy.dtype),
             experts_on_pim=jnp.sum(share.experts_on_pim).astype(energy.dtype),
             channel_utilization=jnp.mean(share.channel_utilization),
             pim_energy=jnp.sum(share.pim_energy),
-            status=jnp.max(share.status),
+            status=jnp.maximum(jnp.max(share.status), jnp.max(status)),
         )
 
-    return jax.vmap(one_layer)(routed.local_counts, routed.traffic, true.fixed, known.fixed)
+    return jax.vmap(one_layer)(
+        decision.on_gpu, decision.status, routed.local_counts, routed.traffic, true.fixed
+    )
 
 
 def _share(
@@ -127,7 +137,6 @@ def _share(
     actual: PartitionCosts,
     num_groups: int | None,
     energy: Float[Array, " counts"],
-    status: IntScalar,
 ) -> _Share:
     active = counts > 0
     on_pim = active & ~on_gpu
@@ -145,7 +154,7 @@ def _share(
         experts_on_pim=jnp.sum(on_pim),
         channel_utilization=use,
         pim_energy=jnp.sum(jnp.where(on_pim, energy[inside], 0)),
-        status=jnp.maximum(status, status_of(counts, actual)),
+        status=status_of(counts, actual),
     )
 
 
@@ -154,8 +163,8 @@ def _positive(x: FloatScalar) -> FloatScalar:
     return jnp.where(x > 0, x, 1.0)
 
 
-def expert_slots(num_experts: int, num_gpus: int) -> Int[Array, "gpus slots"]:
-    """Expert ids on each GPU, `num_experts` where a slot is empty; static (NumPy)."""
+def expert_slots(num_experts: int, num_gpus: int) -> np.ndarray:
+    """Expert ids on each GPU, int [gpus, slots], `num_experts` where a slot is empty."""
     owner = gpu_of_expert(num_experts, num_gpus)
     slots = np.full((num_gpus, -(-num_experts // num_gpus)), num_experts)
     for gpu in range(num_gpus):

@@ -38,6 +38,11 @@ class Policy:
     exact: bool = False
     compared: bool = True
 
+    @property
+    def layout(self) -> tuple[int | None, bool]:
+        """How experts lie on PIM: `num_groups` and `shared_on_pim`."""
+        return self.num_groups, self.shared_on_pim
+
     def choose(
         self,
         tokens_per_expert: Int[Array, " experts"],

@@ -1,8 +1,16 @@
 """What an evaluation says."""
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 
+from moejax._status import Status, flag, merge
 from moejax._typing import Array, BoolScalar, Float, FloatScalar, IntScalar
+from moejax.hardware import System
+from moejax.partition import Times
+from moejax.serving._moe_layers import Layer
+from moejax.serving._shared import Shared
+from moejax.serving._workload import Workload
 
 
 LIMITS = ("comm", "hbm", "compute", "pim", "scheduler")
@@ -58,3 +66,48 @@ class Report(eqx.Module):
     memory_fits: BoolScalar
     pim_energy: FloatScalar
     status: IntScalar
+
+
+def report_of(system: System, workload: Workload, moe: Layer, shared: Shared) -> Report:
+    """Adds up layers, LM head and embedding; NaN where something was wrong."""
+    every = jax.tree.map(lambda *times: jnp.concatenate(times), moe.times, shared.dense)
+    spent = _time_by_limit(every, moe.scheduler_time, shared.head_time)
+    tbt = jnp.sum(spent)
+    status = merge(workload.status, jnp.max(moe.status), flag(~(tbt > 0), Status.BAD_COST))
+    report = Report(
+        tbt=tbt,
+        interactivity=1 / tbt,
+        throughput_per_gpu=workload.batch / (system.num_gpus * tbt),
+        gpu_time=jnp.sum(jnp.maximum(every.offchip, every.compute)),
+        offchip_time=jnp.sum(every.offchip),
+        compute_time=jnp.sum(every.compute),
+        pim_time=jnp.sum(every.pim),
+        attention_time=jnp.sum(moe.attention_time) + jnp.sum(shared.dense.pim),
+        comm_time=jnp.sum(every.comm),
+        scheduler_time=jnp.sum(moe.scheduler_time),
+        head_time=shared.head_time,
+        time_limited_by=spent,
+        limited_by=jnp.argmax(spent).astype(jnp.int32),
+        experts_on_gpu=jnp.mean(moe.experts_on_gpu),
+        experts_on_pim=jnp.mean(moe.experts_on_pim),
+        channel_utilization=jnp.mean(moe.channel_utilization),
+        memory_bytes=shared.memory_bytes,
+        memory_fits=shared.memory_bytes <= system.gpu.hbm_bytes,
+        pim_energy=jnp.sum(moe.pim_energy),
+        status=status,
+    )
+    okay = status == Status.OK
+    poison = lambda x: jnp.where(okay, x, jnp.nan) if eqx.is_inexact_array(x) else x
+    return jax.tree.map(poison, report)
+
+
+def _time_by_limit(
+    layers: Times, scheduler_time: Float[Array, " layers"], head_time: FloatScalar
+) -> Float[Array, " limits"]:
+    """Seconds that each of `LIMITS` is what a layer waits for. LM head and embedding are memory."""
+    memory = jnp.where(layers.offchip >= layers.pim, LIMITS.index("hbm"), LIMITS.index("pim"))
+    limit = jnp.where(layers.compute >= layers.total, LIMITS.index("compute"), memory)
+    limit = jnp.where(layers.comm >= layers.total, LIMITS.index("comm"), limit)
+    spent = jnp.zeros(len(LIMITS), layers.total.dtype).at[limit].add(layers.total)
+    spent = spent.at[LIMITS.index("hbm")].add(head_time)
+    return spent.at[LIMITS.index("scheduler")].add(jnp.sum(scheduler_time))
