@@ -115,11 +115,11 @@ def _aims(
         if found != router[:2]:
             raise ValueError(f"trace has (num_experts, top_k) = {found}, the model {router[:2]}")
         targets = measure(targets, batches, key=key)
-    asked = [(target.batch, *item) for target in targets for item in target.items()]
+    asked = [(t.batch, name, value) for t in targets for name, value in t.items()]
     if not asked:
         raise ValueError("no targets to fit or judge")
-    values = [value for *_, value in asked]
-    return tuple(_Aim(*aim) for *aim, _ in asked), jnp.asarray(values, jnp.result_type(float))
+    values = [value for _, _, value in asked]
+    return tuple(_Aim(batch, name) for batch, name, _ in asked), jnp.asarray(values, jnp.result_type(float))
 
 
 def _pick(by_batch: dict[int, Bimodality], aims: tuple[_Aim, ...]) -> Float[Array, " aims"]:

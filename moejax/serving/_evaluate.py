@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from moejax._status import is_traced, raise_if_bad
+from moejax._status import is_traced, merge, raise_if_bad
 from moejax._typing import PRNGKeyArray
 from moejax.cost import PIMCostTable
 from moejax.hardware import System, TablePIM
 from moejax.models import MoEModel
 from moejax.partition import Partition
 from moejax.serving._fixed import requests_by_gpu
+from moejax.serving._inputs import input_status
 from moejax.serving._layer_costs import LayerCosts
 from moejax.serving._moe_layers import Decision, Routed, decide, score_layers, summarize
 from moejax.serving._policies import Policy, policy_of
 from moejax.serving._report import Report, report_of
 from moejax.serving._shared import Shared
-from moejax.serving._workload import Workload, route
+from moejax.serving._workload import Workload, check_routing, route, routing_status
 
 
 def evaluate(
@@ -81,7 +82,15 @@ def compare(
             f"believed covers {believed.max_tokens} tokens: allowed is max_batch = "
             f"{workload.max_batch} or more"
         )
-    _check_table(model, system, workload)
+    for each in (system, believed):
+        if isinstance(each, System):
+            _check_table(model, each, workload)
+    if isinstance(believed, System) and believed.num_gpus != system.num_gpus:
+        raise ValueError(
+            f"believed.num_gpus = {believed.num_gpus}: allowed is that of the system, "
+            f"{system.num_gpus}"
+        )
+    check_routing(model, workload)
     reports = _compare(model, system, workload, chosen, key, believed)
     if not is_traced(reports):
         for report in reports:
@@ -94,8 +103,12 @@ def _compare(
     model, system, workload, policies: tuple[Policy, ...], key, believed
 ) -> tuple[Report, ...]:
     requests = requests_by_gpu(workload, system.num_gpus)
-    routed = summarize(model, system, workload, route(model, workload, key=key))
-    shared = Shared.of(model, system, requests)
+    expert_ids = route(model, workload, key=key)
+    routed = summarize(model, system, workload, expert_ids)
+    status = merge(
+        input_status(model, system), workload.status, routing_status(workload, expert_ids)
+    )
+    shared = Shared.of(model, system, requests, status)
     reports: dict[str, Report] = {}
     # Policies that lay experts out alike are scored together: one piece of code to compile.
     for layout in dict.fromkeys(policy.layout for policy in policies):

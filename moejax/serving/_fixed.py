@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax._typing import Array, Float, FloatLike
+from moejax._typing import Array, Float, FloatLike, IntScalar
 from moejax.cost import (
     Work,
     attended,
@@ -42,6 +42,14 @@ class Requests(eqx.Module):
         """Sum of a number per request, [slots], over the requests of each GPU."""
         return jnp.sum(self.held * values, axis=1)
 
+    def pooled(self, group_size: IntScalar) -> "Requests":
+        """What each GPU does of the attention of all requests of its tensor-parallel group:
+        `group_size` consecutive GPUs split every request evenly."""
+        gpus = jnp.arange(self.count.shape[0])
+        together = gpus[:, None] // group_size == gpus // group_size
+        held = jnp.sum(jnp.where(together[:, :, None], self.held, 0.0), axis=1) / group_size
+        return Requests(jnp.sum(held, axis=1), held, self.contexts)
+
 
 def requests_by_gpu(workload: Workload, num_gpus: int) -> Requests:
     """Deals the requests of a batch out in turn: data-parallel attention."""
@@ -65,9 +73,11 @@ def attention_cost(
 
     Grouped-query attention runs on PIM, over the keys and values that lie there, at
     `attention_overhead` times its roofline. Latent (MLA) and linear attention reuse what they read
-    too often for PIM and run on the GPU.
+    too often for PIM and run on the GPU. `attention_tp` GPUs split both the weights and the
+    requests.
     """
     precision, shared_by = model.precision, system.attention_tp.astype(requests.count.dtype)
+    requests = requests.pooled(system.attention_tp)
     weights_only = projection_work(attention, model.hidden, 0.0, precision).bytes
     work = projection_work(attention, model.hidden, requests.count, precision)
     work = Work(work.flops, work.bytes - weights_only * (1 - 1 / shared_by))

@@ -123,5 +123,6 @@ def vector_bytes(model: MoEModel) -> FloatScalar:
 def attention_all_reduce(model: MoEModel, system: System, requests: Requests) -> FloatScalar:
     """All-reduce after tensor-parallel attention, in s; 0 where `attention_tp` is 1."""
     group = system.attention_tp.astype(requests.count.dtype)
-    message = vector_bytes(model) * jnp.max(requests.count) * group
+    tokens = jnp.max(requests.pooled(system.attention_tp).count) * group
+    message = vector_bytes(model) * tokens
     return all_reduce_time(message, group, system.link)

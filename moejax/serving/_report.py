@@ -73,7 +73,9 @@ def report_of(system: System, workload: Workload, moe: Layer, shared: Shared) ->
     every = jax.tree.map(lambda *times: jnp.concatenate(times), moe.times, shared.dense)
     spent = _time_by_limit(every, moe.scheduler_time, shared.head_time)
     tbt = jnp.sum(spent)
-    status = merge(workload.status, jnp.max(moe.status), flag(~(tbt > 0), Status.BAD_COST))
+    # What went in comes first: a rate of zero is why a time is infinite.
+    seen = merge(jnp.max(moe.status), flag(~(tbt > 0), Status.BAD_COST))
+    status = jnp.where(shared.status != Status.OK, shared.status, seen)
     report = Report(
         tbt=tbt,
         interactivity=1 / tbt,

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from moejax._typing import FloatScalar
+from moejax._typing import FloatScalar, IntScalar
 from moejax.cost import Work, cache_bytes, head_work, roofline_time
 from moejax.hardware import System
 from moejax.models import Attention, MoEModel, Precision
@@ -15,21 +15,24 @@ from moejax.serving._layer_costs import attention_all_reduce
 
 class Shared(eqx.Module):
     """Fields: `requests` of each GPU; `dense`, times of the layers without experts, [layers], of
-    the slowest GPU; `head_time` in s; `memory_bytes` of the fullest GPU."""
+    the slowest GPU; `head_time` in s; `memory_bytes` of the fullest GPU; `status` of what went
+    in."""
 
     requests: Requests
     dense: Times
     head_time: FloatScalar
     memory_bytes: FloatScalar
+    status: IntScalar
 
     @classmethod
-    def of(cls, model: MoEModel, system: System, requests: Requests) -> "Shared":
+    def of(cls, model: MoEModel, system: System, requests: Requests, status: IntScalar) -> "Shared":
         """Of one iteration."""
         return cls(
             requests=requests,
             dense=dense_layers(model, system, requests),
             head_time=head_time(model, system, requests),
             memory_bytes=memory_bytes(model, system, requests),
+            status=status,
         )
 
 
@@ -65,8 +68,7 @@ def memory_bytes(model: MoEModel, system: System, requests: Requests) -> FloatSc
     """Weights and cache on the fullest GPU, bytes.
 
     Routed experts are dealt out over the GPUs, embedding and LM head are split by vocabulary,
-    attention is split over `attention_tp` GPUs, and the rest is on every GPU. The cache of a
-    request lies on the GPU that it belongs to.
+    attention and its cache over the `attention_tp` GPUs of a group, and the rest is on every GPU.
     """
     precision, hidden = model.precision, model.hidden
     experts = -(-model.num_experts // system.num_gpus) * float(model.num_moe_layers)
@@ -75,7 +77,8 @@ def memory_bytes(model: MoEModel, system: System, requests: Requests) -> FloatSc
     replicated = model.num_fixed_parameters - attention - tables
     elements = replicated + attention / system.attention_tp + tables / system.num_gpus
     weights = experts * model.expert_bytes + elements * precision.weight_bits / 8
-    cache = by_kind(model.layers, lambda kind: _cache(kind, requests, precision))
+    pooled = requests.pooled(system.attention_tp)
+    cache = by_kind(model.layers, lambda kind: _cache(kind, pooled, precision))
     return weights + jnp.max(jnp.sum(cache, axis=0))
 
 

@@ -4,14 +4,16 @@ import operator
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moejax._checks import as_float
 from moejax._status import Status, flag, is_traced, merge
-from moejax._typing import Array, Bool, Float, Int, IntScalar, PRNGKeyArray
+from moejax._typing import Array, Bool, Float, FloatScalar, Int, IntScalar, PRNGKeyArray
 from moejax.models import MoEModel
 from moejax.routing import (
+    NOT_ROUTED,
     AbstractPopularity,
     RoutingTrace,
     calibrated,
@@ -31,7 +33,7 @@ class Workload(eqx.Module):
     context: Float[Array, "*requests"]
     max_batch: int = eqx.field(static=True)
     routing: RoutingTrace | AbstractPopularity | None
-    correlation: Any
+    correlation: FloatScalar | None
     reuse: bool = eqx.field(static=True)
 
     def __init__(
@@ -53,27 +55,31 @@ class Workload(eqx.Module):
         - `routing`: a `RoutingTrace` of the same model, whose decode batches are drawn; or a
             popularity family to draw from; or `None` for the family that is calibrated to the
             model (`moejax.routing.calibrated`).
-        - `correlation`: in [0, 1), how alike the tokens of a synthetic batch choose.
+        - `correlation`: in [0, 1), how alike the tokens of a synthetic batch choose. The field is
+            `None` for a plain 0, which saves the random numbers it would take.
         - `reuse`: whether a trace may give several tokens of one sequence to a batch.
 
-        **Raises:** `ValueError` for a batch outside 1 .. max_batch, a negative context or a
-        context of another shape.
+        **Raises:** `ValueError` for a batch outside 1 .. max_batch, a negative context, a
+        context of another shape, or a correlation out of range.
         """
         if max_batch is None:
             if is_traced(batch) or np.ndim(batch):
                 raise ValueError("Workload: batch is traced, so give max_batch (static)")
             max_batch = int(batch)
         self.max_batch = operator.index(max_batch)
-        self.batch = jnp.asarray(batch)
+        batch = batch if isinstance(batch, jax.Array) else np.asarray(batch)
+        if not jnp.issubdtype(batch.dtype, jnp.integer):
+            raise ValueError(f"Workload.batch = {batch}: allowed is a whole number")
+        # One dtype, or Python and NumPy integers would compile a program each.
+        self.batch = jnp.asarray(batch, jnp.int32)
         self.context = as_float(context)
         self.routing = routing
-        self.correlation = correlation
+        plain = np.ndim(correlation) == 0 and not is_traced(correlation)
+        self.correlation = None if plain and correlation == 0 else as_float(correlation)
         self.reuse = reuse
         self._check()
 
     def _check(self) -> None:
-        if not jnp.issubdtype(self.batch.dtype, jnp.integer):
-            raise ValueError(f"Workload.batch = {self.batch}: allowed is a whole number")
         if not is_traced(self.batch) and not np.all(
             (np.asarray(self.batch) >= 1) & (np.asarray(self.batch) <= self.max_batch)
         ):
@@ -81,6 +87,10 @@ class Workload(eqx.Module):
             raise ValueError(f"Workload.batch = {self.batch}: allowed is {allowed}")
         if not is_traced(self.context) and not np.all(np.asarray(self.context) >= 0):
             raise ValueError(f"Workload.context = {self.context}: allowed is 0 or more tokens")
+        if self.correlation is not None and not is_traced(self.correlation):
+            shared = np.asarray(self.correlation)
+            if not np.all((shared >= 0) & (shared < 1)):
+                raise ValueError(f"Workload.correlation = {shared}: allowed is [0, 1)")
 
     @property
     def valid(self) -> Bool[Array, " requests"]:
@@ -129,10 +139,22 @@ def route(
         model.num_moe_layers,
         workload.max_batch,
         key=key,
-        correlation=workload.correlation,
+        correlation=0.0 if workload.correlation is None else workload.correlation,
         num_groups=model.router.num_groups,
         top_groups=model.router.top_groups,
     )
+
+
+def routing_status(
+    workload: Workload, expert_ids: Int[Array, "layers requests top_k"]
+) -> IntScalar:
+    """Whether every request of the batch was routed: a trace can run out of sequences, and a
+    family whose numbers make no sense draws nothing."""
+    missing = expert_ids == NOT_ROUTED
+    # Tokens of a trace may well have been dropped, but not by every layer.
+    over = jnp.all if isinstance(workload.routing, RoutingTrace) else jnp.any
+    unrouted = over(missing, axis=(0, 2)) & workload.valid
+    return flag(jnp.any(unrouted), Status.INVALID_ROUTING)
 
 
 def routing_source(model: MoEModel, workload: Workload) -> str:
@@ -143,6 +165,31 @@ def routing_source(model: MoEModel, workload: Workload) -> str:
         stored = calibrated(model.name)
         return f"synthetic, {type(stored.popularity).__name__}: {stored.source}"
     return f"synthetic, {type(workload.routing).__name__} given by the caller"
+
+
+def check_routing(model: MoEModel, workload: Workload) -> None:
+    """What can be seen of a trace before it is traced, and its sequences counted no more.
+
+    **Raises:** `ValueError` for the trace of another model, or one too short for the batch.
+    """
+    trace = workload.routing
+    if not isinstance(trace, RoutingTrace):
+        return
+    _check_trace(model, trace)
+    if is_traced(trace):
+        return
+    # NumPy, because inside jit even jnp operations on concrete arrays are traced.
+    tokens = np.flatnonzero(np.asarray(trace.valid))
+    if workload.reuse:
+        available, what = len(tokens), "valid tokens"
+    else:
+        starts = np.asarray(trace.sequence_start)
+        available = len(np.unique(np.searchsorted(starts, tokens, side="right")))
+        what = "sequences with a valid token (reuse=True draws more than one token of each)"
+    if workload.max_batch > available:
+        raise ValueError(
+            f"max_batch = {workload.max_batch} is more than the trace's {available} {what}"
+        )
 
 
 def _check_trace(model: MoEModel, trace: RoutingTrace) -> None:

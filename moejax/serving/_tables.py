@@ -1,0 +1,104 @@
+"""Results as tidy columns, with units in their names: what plots, files and terminals want."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moejax._status import Status
+from moejax._typing import Array, Bool, Int, PRNGKeyArray
+from moejax._units import GB, MS
+from moejax.cost import expert_work
+from moejax.hardware import System
+from moejax.models import MoEModel
+from moejax.partition import Partition
+from moejax.serving._fixed import requests_by_gpu
+from moejax.serving._layer_costs import LayerCosts, expert_time_table
+from moejax.serving._moe_layers import decide, summarize
+from moejax.serving._policies import Policy, policy_of
+from moejax.serving._report import LIMITS, Report
+from moejax.serving._workload import Workload, route
+
+
+_COLUMNS: dict[str, Callable[[Report], Array]] = {
+    "tbt_ms": lambda r: r.tbt / MS,
+    "interactivity_tok_s": lambda r: r.interactivity,
+    "throughput_per_gpu_tok_s": lambda r: r.throughput_per_gpu,
+    "gpu_ms": lambda r: r.gpu_time / MS,
+    "hbm_ms": lambda r: r.offchip_time / MS,
+    "compute_ms": lambda r: r.compute_time / MS,
+    "pim_ms": lambda r: r.pim_time / MS,
+    "attention_ms": lambda r: r.attention_time / MS,
+    "comm_ms": lambda r: r.comm_time / MS,
+    "scheduler_ms": lambda r: r.scheduler_time / MS,
+    "head_ms": lambda r: r.head_time / MS,
+    "experts_on_gpu": lambda r: r.experts_on_gpu,
+    "experts_on_pim": lambda r: r.experts_on_pim,
+    "channel_utilization": lambda r: r.channel_utilization,
+    "memory_gb": lambda r: r.memory_bytes / GB,
+    "memory_fits": lambda r: r.memory_fits,
+    "pim_energy_j": lambda r: r.pim_energy,
+}
+
+
+def columns(report: Report) -> dict[str, np.ndarray]:
+    """A `Report`, whatever its batch axes, as columns of NumPy arrays with those axes.
+
+    `limited_by` and `status` are names: one of `LIMITS`, one of `moejax.Status` in lower case.
+    """
+    table = {name: np.asarray(column(report)) for name, column in _COLUMNS.items()}
+    table["limited_by"] = np.array(LIMITS)[np.asarray(report.limited_by)]
+    names = np.array([status.name.lower() for status in Status])
+    table["status"] = names[np.asarray(report.status)]
+    return table
+
+
+def partition_layers(
+    model: MoEModel,
+    system: System,
+    workload: Workload,
+    policy: str | Policy | Callable[..., Partition],
+    *,
+    key: PRNGKeyArray,
+) -> tuple[Int[Array, "layers gpus slots"], Bool[Array, "layers gpus slots"]]:
+    """What runs where: tokens per expert, and whether the expert is on the GPU.
+
+    Arguments as `evaluate`, and the same routing for the same key. Experts are in the order of
+    their ids; a GPU with fewer experts than another has empty slots (no tokens) at its end.
+    """
+    chosen = policy_of(policy)
+    requests = requests_by_gpu(workload, system.num_gpus)
+    routed = summarize(model, system, workload, route(model, workload, key=key))
+    num_groups, shared_on_pim = chosen.layout
+    costs = LayerCosts.of(
+        model, system, requests, num_groups=num_groups, shared_on_pim=shared_on_pim
+    )
+    decision = decide(chosen, routed, costs, workload.max_batch * model.top_k)
+    return routed.local_counts, decision.on_gpu & (routed.local_counts > 0)
+
+
+def expert_rows(
+    model: MoEModel, system: System, workload: Workload, policy: str | Policy, *, key: PRNGKeyArray
+) -> dict[str, np.ndarray]:
+    """Every active expert of every layer as a dot of the roofline plot.
+
+    Columns: `arithmetic_intensity` in FLOP per byte of weights and activations read once,
+    `flops_per_s` reached where the expert runs, `tokens`, `runs_on` (`"gpu"` or `"pim"`).
+    """
+    counts, on_gpu = jax.jit(partition_layers, static_argnames="policy")(
+        model, system, workload, policy, key=key
+    )
+    active = np.asarray(counts) > 0
+    tokens, runs_on_gpu = np.asarray(counts)[active], np.asarray(on_gpu)[active]
+    work = expert_work(model.hidden, model.moe_intermediate, jnp.asarray(tokens), model.precision)
+    flops, moved = np.asarray(work.flops), np.asarray(work.bytes)
+    rate = system.gpu.effective_flops_per_s(model.precision.activation_bits)
+    gpu_time = np.maximum(flops / float(rate), moved / float(system.gpu.effective_bandwidth))
+    pim_time = np.asarray(expert_time_table(model, system.pim, workload.max_batch))[tokens]
+    return {
+        "arithmetic_intensity": flops / moved,
+        "flops_per_s": flops / np.where(runs_on_gpu, gpu_time, pim_time),
+        "tokens": tokens,
+        "runs_on": np.where(runs_on_gpu, "gpu", "pim"),
+    }
