@@ -118,8 +118,8 @@ def _aims(
     asked = [(t.batch, name, value) for t in targets for name, value in t.items()]
     if not asked:
         raise ValueError("no targets to fit or judge")
-    values = [value for _, _, value in asked]
-    return tuple(_Aim(batch, name) for batch, name, _ in asked), jnp.asarray(values, jnp.result_type(float))
+    values = jnp.asarray([value for _, _, value in asked], jnp.result_type(float))
+    return tuple(_Aim(batch, name) for batch, name, _ in asked), values
 
 
 def _pick(by_batch: dict[int, Bimodality], aims: tuple[_Aim, ...]) -> Float[Array, " aims"]:
