@@ -74,8 +74,7 @@ class Workload(eqx.Module):
         self.batch = jnp.asarray(batch, jnp.int32)
         self.context = as_float(context)
         self.routing = routing
-        plain = np.ndim(correlation) == 0 and not is_traced(correlation)
-        self.correlation = None if plain and correlation == 0 else as_float(correlation)
+        self.correlation = None if _is_plain_zero(correlation) else as_float(correlation)
         self.reuse = reuse
         self._check()
 
@@ -115,6 +114,12 @@ class Workload(eqx.Module):
             flag(self.batch > self.max_batch, Status.BATCH_ABOVE_MAX),
             flag(~jnp.all(self.context >= 0), Status.BAD_COST),
         )
+
+
+def _is_plain_zero(correlation: Any) -> bool:
+    if correlation is None:
+        return True
+    return not is_traced(correlation) and np.ndim(correlation) == 0 and correlation == 0
 
 
 def route(
