@@ -65,6 +65,17 @@ def test_the_roof_has_two_sides_that_meet_at_the_ridge():
         np.testing.assert_allclose(time, 1e12 / expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name, nanoseconds",
+    [("gpt-oss-120b", 759), ("qwen3-30b-a3b", 144), ("mixtral-8x7b", 5376), ("deepseek-v3", 1344)],
+)
+def test_roofline_of_an_expert_on_pim(name, nanoseconds):
+    # 6 d f FLOPs over 256 pseudo-channels * 16 banks * 32 FLOP / 2 ns, by hand.
+    model, pim = models.get(name), hardware.get("1xb200-hbm-pim").pim
+    work = cost.expert_work(model.hidden, model.moe_intermediate, 1, model.precision)
+    assert float(cost.pim_roofline_time(work, pim)) * 1e9 == pytest.approx(nanoseconds, rel=2e-3)
+
+
 def test_work_adds_up():
     both = cost.Work(jnp.float32(1), jnp.float32(2)) + cost.Work(jnp.float32(10), jnp.float32(20))
     assert (float(both.flops), float(both.bytes)) == (11.0, 22.0)

@@ -16,6 +16,7 @@ from moejax.cost._comm import gpu_of_token as gpu_of_token
 from moejax.cost._pim_table import PIMCostTable as PIMCostTable
 from moejax.cost._roofline import Work as Work
 from moejax.cost._roofline import attainable_flops_per_s as attainable_flops_per_s
+from moejax.cost._roofline import pim_roofline_time as pim_roofline_time
 from moejax.cost._roofline import ridge_point as ridge_point
 from moejax.cost._roofline import roofline_time as roofline_time
 from moejax.cost._work import attended as attended
@@ -45,6 +46,7 @@ __all__ = [
     "gpu_of_expert",
     "gpu_of_token",
     "head_work",
+    "pim_roofline_time",
     "projection_work",
     "ridge_point",
     "roofline_time",

@@ -4,6 +4,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from moejax._typing import FloatLike, FloatScalar
+from moejax.hardware import AbstractPIM
 
 
 class Work(eqx.Module):
@@ -36,3 +37,12 @@ def attainable_flops_per_s(
 def roofline_time(work: Work, flops_per_s: FloatLike, bandwidth: FloatLike) -> FloatScalar:
     """`max(flops / rate, bytes / bandwidth)` in s."""
     return jnp.maximum(work.flops / flops_per_s, work.bytes / bandwidth)
+
+
+def pim_roofline_time(work: Work, pim: AbstractPIM) -> FloatScalar:
+    """The same inside a memory stack, in s: what a scheduler believes before it has seen a time.
+
+    `work` is that of one token. PIM reads its weights again for every token, so n tokens take n
+    times as long and the arithmetic intensity stays that of one (Sieve, arXiv 2605.11277).
+    """
+    return roofline_time(work, pim.flops_per_s, pim.internal_bandwidth)

@@ -51,7 +51,8 @@ class Sensitivity(Mapping[str, Elasticity]):
         lines = [f"result {self.result:.6g}; d log result / d log x:"]
         for path, entry in self.items():
             flag = "" if entry.how == GRADIENT else f"  ({entry.how})"
-            lines.append(f"  {path:<{width}} {entry.value:+.4f}{flag}")
+            # Adding 0.0 turns -0.0 into 0.0.
+            lines.append(f"  {path:<{width}} {round(entry.value, 4) + 0.0:+.4f}{flag}")
         return "\n".join(lines)
 
 
