@@ -6,13 +6,17 @@ from typing import TextIO
 
 
 class Progress:
-    """Call it as `progress(done, total)`; it redraws one line, at most ten times a second."""
+    """Call it as `progress(done, total)`; it redraws one line, at most ten times a second.
+
+    `close()` ends a line that stopped before its total, so that what is printed next has its own.
+    """
 
     def __init__(self, label: str, stream: TextIO | None = None):
         self._label = label
         self._stream = sys.stderr if stream is None else stream
         self._started = time.monotonic()
-        self._drawn = 0.0
+        self._drawn = -1.0
+        self._open = False
         self._watched = self._stream.isatty()
 
     def __call__(self, done: int, total: int) -> None:
@@ -22,9 +26,19 @@ class Progress:
             return
         self._drawn = now
         elapsed = now - self._started
-        filled = round(30 * done / max(total, 1))
+        filled = min(round(30 * done / max(total, 1)), 30)
         left = f", {elapsed / done * (total - done):.0f} s left" if 0 < done < total else ""
         bar = "#" * filled + "." * (30 - filled)
         line = f"\r{self._label} [{bar}] {done}/{total}, {elapsed:.0f} s{left}"
-        self._stream.write(f"{line:<79}" + ("\n" if last else ""))
+        self._open = True
+        self._stream.write(f"{line:<79}")
         self._stream.flush()
+        if last:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the line, if one was begun."""
+        if self._open:
+            self._open = False
+            self._stream.write("\n")
+            self._stream.flush()

@@ -42,6 +42,8 @@ FRONT = ("interactivity_tok_s", "throughput_per_gpu_tok_s")
 def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
     """One row per model, system, batch size, policy and seed."""
     cases = _cases(trace)
+    if progress is not None:
+        progress(0, len(cases) * SEEDS)
     for i, (model, num_gpus, measured) in enumerate(cases):
         systems = _systems(num_gpus)
         stacked = hardware.stack(list(systems.values()))
@@ -124,24 +126,24 @@ def _tidy(fixed, names, batches, reports, bins) -> list[dict[str, Any]]:
 def summary(rows: list[dict[str, Any]]) -> str:
     """Speed-up over NoExp by policy, mean over seeds with its 95 % interval."""
     table = _columns(rows)
+    # A short trace has no large batches.
+    batches = [b for b in SHOWN if b in table["batch"]] or [max(table["batch"])]
     lines = ["", "tbt of no_exp over tbt of the policy, mean +- 95 % over seeds"]
     for model, system, source in dict.fromkeys(
         zip(table["model"], table["system"], table["routing"], strict=True)
     ):
         lines += ["", f"{model} on {system}; routing: {source}"]
-        lines.append(f"  {'policy':<20}" + "".join(f"{f'B={b}':>18}" for b in SHOWN))
+        lines.append(f"  {'policy':<20}" + "".join(f"{f'B={b}':>18}" for b in batches))
         for policy in POLICIES[1:]:
-            cells = [_gain(table, model, system, policy, batch) for batch in SHOWN]
+            cells = [_gain(table, model, system, policy, batch) for batch in batches]
             lines.append(f"  {policy:<20}" + "".join(f"{cell:>18}" for cell in cells))
     return "\n".join(lines)
 
 
 def _gain(table, model, system, policy, batch) -> str:
     pick = lambda name: plot.select(table, model=model, system=system, policy=name, batch=batch)
-    chosen = pick(policy)
-    if not len(chosen["tbt_ms"]):
-        return "-"
-    mean, half = serving.mean_and_interval(pick("no_exp")["tbt_ms"] / chosen["tbt_ms"])
+    ratio = pick("no_exp")["tbt_ms"] / pick(policy)["tbt_ms"]
+    mean, half = serving.mean_and_interval(ratio)
     return f"{mean:.2f} +-{half:.2f}"
 
 

@@ -35,17 +35,24 @@ def run(options: argparse.Namespace) -> int:
         for name, extra in OPTIONAL.items()
     ]
     rows += [
-        ("devices", ", ".join(str(device) for device in jax.devices())),
+        ("devices", _devices()),
         ("64-bit floats", "on" if jax.config.read("jax_enable_x64") else "off (JAX_ENABLE_X64=1)"),
         ("compilation cache", _folder(cache_dir())),
         ("traces for tests", _folder(Path(os.environ.get("MOEJAX_DATA", "../shared/data")))),
     ]
     print(table(("", ""), rows).lstrip("\n"))
-    return int(any(version == "missing" for _, version in rows))
+    return int(any(value.startswith("missing") for _, value in rows))
 
 
 def _machine() -> str:
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+
+
+def _devices() -> str:
+    try:
+        return ", ".join(str(device) for device in jax.devices())
+    except RuntimeError as error:
+        return "missing: " + " ".join(str(error).split())
 
 
 def _version(name: str) -> str:

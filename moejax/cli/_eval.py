@@ -2,15 +2,18 @@
 
 import argparse
 import ast
+import functools
 from pathlib import Path
+from typing import Any, TypeVar
 
+import equinox as eqx
 import jax
 import numpy as np
 
 from moejax import hardware, models, routing
 from moejax._checks import lookup
 from moejax._status import Status
-from moejax.cli._format import table, use_cache
+from moejax.cli._format import finite, table, use_cache, whole
 from moejax.hardware import System, load_pim_table, set_fields
 from moejax.models import MoEModel
 from moejax.serving import (
@@ -22,6 +25,8 @@ from moejax.serving import (
     routing_source,
 )
 
+
+M = TypeVar("M", bound=eqx.Module)
 
 BASELINE = "no_exp"
 
@@ -47,9 +52,9 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("--model", required=True, help="a name, or a Hugging Face config.json")
     parser.add_argument("--system", required=True, help="a name such as 4xb200-hbm-pim")
-    parser.add_argument("--batch", required=True, type=int, help="requests in the whole system")
-    parser.add_argument("--context", required=True, type=float, help="tokens in each cache")
-    parser.add_argument("--policy", default="all", help="all, or names with commas between")
+    parser.add_argument("--batch", required=True, type=whole(1), help="requests in all")
+    parser.add_argument("--context", required=True, type=finite, help="tokens in each cache")
+    parser.add_argument("--policy", default="all", help="names with commas between, or all")
     parser.add_argument("--precision", default="bf16", help="bf16 (default), native, fp8, mxfp4")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="changes")
     parser.add_argument("--trace", metavar="FILE", help="draw the routing from this trace")
@@ -58,28 +63,30 @@ def add_parser(commands) -> None:
         "--correlation", type=float, default=0.0, help="of synthetic tokens, [0, 1)"
     )
     parser.add_argument("--pim-table", metavar="CSV", help="measured GEMV times of your PIM")
-    parser.add_argument("--seeds", type=int, default=16, help="draws of the routing (default 16)")
-    parser.add_argument("--seed", type=int, default=0, help="first of them (default 0)")
+    parser.add_argument(
+        "--seeds", type=whole(1), default=16, help="draws of the routing (default 16)"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, help="first of them (default 0)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Prints one table with units, what limits, and where routing and efficiency come from."""
-    if options.seeds < 1:
-        raise ValueError(f"--seeds {options.seeds}: allowed is 1 or more")
     use_cache()
     model, system = _changed(_model(options), _system(options), options.changes)
     workload = _workload(options, model)
     names = _policies(options.policy)
     asked = names if BASELINE in names else [BASELINE, *names]
-    seeds = jax.numpy.arange(options.seed, options.seed + options.seeds)
+    # Unsigned, so that the last seeds of all do not wrap around to negative ones.
+    seeds = np.arange(options.seed, options.seed + options.seeds).astype(np.uint32)
     results = _over_seeds(model, system, workload, tuple(asked), seeds)
     print(_table(names, results))
-    print(_footer(model, system, workload, results[names[0]], options.seeds))
+    print(_footer(model, system, workload, results[names[0]], options))
 
 
 def _model(options: argparse.Namespace) -> MoEModel:
-    if options.model.endswith(".json") or Path(options.model).is_dir():
+    is_path = options.model.endswith(".json") or (options.model and Path(options.model).is_dir())
+    if is_path and options.model not in models.MODELS:
         return models.from_hf_config(options.model).with_precision(options.precision)
     return models.get(options.model, precision=options.precision)
 
@@ -99,21 +106,37 @@ def _changed(model: MoEModel, system: System, changes: list[str]) -> tuple[MoEMo
         if not equals:
             raise ValueError(f"--set {change}: allowed is PATH=VALUE")
         target = of_model if path.startswith("model.") else of_system
-        target[path.removeprefix("model.")] = _value(text)
-    return set_fields(model, of_model), set_fields(system, of_system)
+        target[path.removeprefix("model.")] = text
+    return _set(model, of_model), _set(system, of_system)
 
 
-def _value(text: str):
+def _set(module: M, texts: dict[str, str]) -> M:
+    changes = {path: _value(module, path, text) for path, text in texts.items()}
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        # A number too large for a float becomes infinite, and the check of its field says so.
+        with np.errstate(over="ignore"):
+            return set_fields(module, changes)
+    except (TypeError, OverflowError):
+        shown = " ".join(f"{path}={text}" for path, text in texts.items())
+        raise ValueError(f"--set {shown}: allowed are numbers and words") from None
+
+
+def _value(module: eqx.Module, path: str, text: str) -> Any:
+    """The number that a text means, unless the field holds words."""
+    try:
+        is_word = isinstance(functools.reduce(getattr, path.split("."), module), str)
+        value = text if is_word else ast.literal_eval(text)
+    except (AttributeError, ValueError, SyntaxError):
         return text
+    return value if isinstance(value, int | float) else text
 
 
 def _workload(options: argparse.Namespace, model: MoEModel) -> Workload:
-    trace = None
-    if options.trace is not None:
-        trace = routing.load(options.trace, num_experts=model.num_experts)
+    if options.trace is None and options.reuse:
+        raise ValueError("--reuse: allowed with --trace only")
+    if options.trace is not None and options.correlation:
+        raise ValueError("--correlation: allowed without --trace only")
+    trace = None if options.trace is None else _trace(options, model)
     return Workload(
         options.batch,
         options.context,
@@ -123,21 +146,40 @@ def _workload(options: argparse.Namespace, model: MoEModel) -> Workload:
     )
 
 
+def _trace(options: argparse.Namespace, model: MoEModel) -> routing.RoutingTrace:
+    changed = any(change.startswith("model.") for change in options.changes)
+    if model.name in models.MODELS and not changed:
+        trace = routing.load(options.trace, model=model.name)
+    else:  # its sizes are compared when the batch is routed
+        trace = routing.load(options.trace, num_experts=model.num_experts)
+    draw = lambda key: routing.decode_batch(trace, options.batch, key=key, reuse=options.reuse)
+    try:
+        jax.eval_shape(draw, jax.random.key(0))
+    except ValueError as error:
+        raise ValueError(f"{options.trace}: {error}".replace("reuse=True", "--reuse")) from None
+    return trace
+
+
 def _policies(text: str) -> list[str]:
-    if text == "all":
-        return [name for name, policy in POLICIES.items() if policy.compared]
-    return [lookup("policy", name.strip(), POLICIES).name for name in text.split(",")]
+    names: list[str] = []
+    for name in map(str.strip, text.split(",")):
+        if name == "all":
+            names += [key for key, policy in POLICIES.items() if policy.compared]
+        else:
+            names.append(lookup("policy", name, POLICIES).name)
+    return list(dict.fromkeys(names))
+
+
+@functools.partial(jax.jit, static_argnames="policies")
+def _reports(model, system, workload, policies: tuple[str, ...], seeds):
+    one = lambda seed: compare(model, system, workload, policies, key=jax.random.key(seed))
+    return jax.vmap(one)(seeds)
 
 
 def _over_seeds(model, system, workload, policies: tuple[str, ...], seeds) -> dict:
     """Columns by policy, each [seeds]."""
-
-    @jax.jit
-    def reports(model, system, workload, seeds):
-        one = lambda seed: compare(model, system, workload, policies, key=jax.random.key(seed))
-        return jax.vmap(one)(seeds)
-
-    found = {name: columns(r) for name, r in reports(model, system, workload, seeds).items()}
+    reports = _reports(model, system, workload, policies, seeds)
+    found = {name: columns(report) for name, report in reports.items()}
     for name, result in found.items():
         bad = result["status"] != Status.OK.name.lower()
         if np.any(bad):
@@ -156,13 +198,14 @@ def _table(names: list[str], results: dict) -> str:
         r = results[name]
         mean = {column: np.mean(r[column]) for column in r if r[column].dtype.kind == "f"}
         gain, half = mean_and_interval(results[BASELINE]["tbt_ms"] / r["tbt_ms"])
+        interval = "" if np.isnan(half) else f" +-{half:.3f}"
         limits, how_often = np.unique(r["limited_by"], return_counts=True)
         rows.append((
             name,
             f"{mean['tbt_ms']:.3f}",
             f"{mean['interactivity_tok_s']:.1f}",
             f"{mean['throughput_per_gpu_tok_s']:.0f}",
-            f"{gain:.3f}x +-{half:.3f}",
+            f"{gain:.3f}x{interval}",
             f"{mean['experts_on_gpu']:.1f}/{mean['experts_on_pim']:.1f}",
             str(limits[np.argmax(how_often)]),
             f"{mean['gpu_ms']:.3f}/{mean['pim_ms']:.3f}/{mean['comm_ms']:.3f}",
@@ -171,17 +214,20 @@ def _table(names: list[str], results: dict) -> str:
     return table(header, rows)
 
 
-def _footer(model, system, workload, result, seeds: int) -> str:
+def _footer(model, system, workload, result, options: argparse.Namespace) -> str:
     gpu = system.gpu
     needed, capacity = float(np.max(result["memory_gb"])), float(gpu.hbm_bytes) / 1e9
     fits = "fits" if np.all(result["memory_fits"]) else "DOES NOT FIT"
     lines = [
         f"{model.name} ({model.precision.name}) on {system.name}, batch {workload.batch}, "
-        f"context {workload.context:g}, mean of {seeds} draws",
+        f"context {workload.context:g}, "
+        + ("one draw" if options.seeds == 1 else f"mean of {options.seeds} draws"),
         f"routing: {routing_source(model, workload)}",
         f"GPU efficiency: {float(gpu.bandwidth_efficiency):g} of bandwidth, "
         f"{float(gpu.compute_efficiency):g} of compute (set, not measured)",
         f"memory: {needed:.1f} GB of {capacity:.1f} GB a GPU, {fits}",
         "gpu, pim and comm overlap within a layer; each is the sum over layers of the slowest GPU",
     ]
+    if options.changes:
+        lines.insert(1, "set: " + ", ".join(options.changes))
     return "\n" + "\n".join(lines)

@@ -1,7 +1,9 @@
 """Plain-text tables, and what every command that computes sets up first."""
 
+import argparse
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -31,6 +33,34 @@ def number(value: object) -> str:
     if isinstance(value, float) and (abs(value) >= 1e6 or 0 < abs(value) < 1e-3):
         return f"{value:.6g}"
     return str(value)
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """An argparse type: whole numbers from `low` that an int32 holds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = -1
+        if not low <= value < 2**31:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: allowed is a whole number from {low} to {2**31 - 1}"
+            )
+        return value
+
+    return parse
+
+
+def finite(text: str) -> float:
+    """An argparse type: a finite number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a finite number, 0 or more")
+    return value
 
 
 def cache_dir() -> Path:

@@ -49,11 +49,11 @@ def _models(name: str | None) -> str:
 
 
 def _hardware(name: str | None) -> str:
-    parts = {**hardware.GPUS, **hardware.PIMS}
-    if name in parts:
-        return _sources(parts[name].sources)
     if name is not None:
-        return _sources(hardware.preset(name).sources)
+        known = {**hardware.HARDWARE, **hardware.GPUS, **hardware.PIMS}
+        if name not in known and name[:1].isdigit():
+            known[name] = hardware.preset(name)
+        return _sources(lookup("hardware", name, known).sources)
     blocks = []
     for title, registry in (
         ("systems", hardware.HARDWARE),
@@ -68,16 +68,15 @@ def _hardware(name: str | None) -> str:
 
 def _policies(name: str | None) -> str:
     chosen = POLICIES if name is None else {name: lookup("policy", name, POLICIES)}
-    rows = [
-        (
-            key,
-            "all channels" if policy.num_groups is None else f"{policy.num_groups} groups",
-            "yes" if policy.scheduled else "no",
-            policy.description,
-        )
-        for key, policy in chosen.items()
-    ]
-    return table(("policy", "an expert on PIM uses", "scheduled", "what it does"), rows)
+    answer = {True: "yes", False: "no"}
+    rows = []
+    for key, policy in chosen.items():
+        shared = policy.num_groups in (None, 1)
+        uses = "all channels" if shared else f"1 of {policy.num_groups} groups"
+        facts = answer[policy.scheduled], answer[policy.compared], policy.description
+        rows.append((key, uses, *facts))
+    header = ("policy", "an expert on PIM uses", "scheduled", "in all", "what it does")
+    return table(header, rows)
 
 
 def _sources(rows) -> str:
@@ -85,4 +84,4 @@ def _sources(rows) -> str:
         (row.field, number(row.value), row.confidence, row.source + (row.note and f" ({row.note})"))
         for row in rows
     ]
-    return table(("field", "value", "confidence", "source"), body)
+    return table(("field", "value (SI)", "confidence", "source"), body)

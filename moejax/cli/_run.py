@@ -9,14 +9,14 @@ import argparse
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from moejax._progress import Progress
 from moejax.cli._format import use_cache
-from moejax.cli._store import save_rows
+from moejax.cli._store import check_row, save_rows
 
 
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ def add_parser(commands) -> None:
         "run",
         help="run a sweep file: rows to a table file, a summary, pictures",
         description="Runs a sweep file and writes OUT/rows.parquet (rows.npz without pyarrow) and "
-        "its pictures (with matplotlib). What is computed when it stops early is kept.",
+        "its pictures (with matplotlib). If it stops early, OUT/partial_rows.* has what there is.",
     )
     parser.add_argument("file", help="for example sweeps/quickstart.py")
     parser.add_argument("--trace", metavar="FILE", help="draw the routing from this trace instead")
@@ -41,14 +41,20 @@ def run(options: argparse.Namespace) -> None:
     use_cache()
     sweep = _load(Path(options.file))
     out = Path(options.out or Path("results") / Path(options.file).stem)
+    # Before an hour of computing, not after it.
+    out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
+    complete = False
     try:
-        rows.extend(_collect(sweep, options.trace))
+        _collect(sweep, options, rows)
+        complete = True
     finally:
         if rows:
-            print(f"wrote {save_rows(rows, out)}: {len(rows)} rows")
+            early = "" if complete else " (stopped early)"
+            path = save_rows(rows, out, complete=complete)
+            print(f"wrote {path}: {len(rows)} rows{early}")
     if not rows:
-        raise ValueError(f"{options.file}: rows() gave none")
+        raise ValueError(f"{options.file}: rows() gave no rows")
     if hasattr(sweep, "summary"):
         print(sweep.summary(rows))
     if hasattr(sweep, "figures") and not options.no_figures:
@@ -67,15 +73,32 @@ def _load(path: Path) -> ModuleType:
         spec.loader.exec_module(sweep)
     except SyntaxError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.msg}") from None
-    if not callable(getattr(sweep, "rows", None)):
+    except ImportError as error:
+        raise ValueError(f"{path}: {error}") from None
+    rows = getattr(sweep, "rows", None)
+    if not callable(rows) or not _takes(rows, "trace", "progress"):
         raise ValueError(f"{path} defines no rows(*, trace=None, progress=None)")
     return sweep
 
 
-def _collect(sweep: ModuleType, trace: str | None) -> Iterator[Row]:
-    progress = Progress(Path(sweep.__file__ or "sweep").stem)
-    for chunk in sweep.rows(trace=trace, progress=progress):
-        yield from chunk
+def _takes(function: Callable, *names: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    anything = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    return anything or set(names) <= set(parameters)
+
+
+def _collect(sweep: ModuleType, options: argparse.Namespace, rows: list[Row]) -> None:
+    """Adds to `rows`, so that what is there stays when this stops early."""
+    progress = Progress(Path(options.file).stem)
+    try:
+        for chunk in sweep.rows(trace=options.trace, progress=progress):
+            if isinstance(chunk, dict):
+                raise ValueError(f"{options.file}: rows() gave a dict; allowed are lists of dicts")
+            for row in chunk:
+                check_row(row, rows[0] if rows else row, f"{options.file}: row {len(rows)}")
+                rows.append(row)
+    finally:
+        progress.close()
 
 
 def _draw(figures: Callable, rows: list[Row], trace: str | None, out: Path) -> None:
@@ -84,6 +107,6 @@ def _draw(figures: Callable, rows: list[Row], trace: str | None, out: Path) -> N
         return
     from moejax import plot
 
-    takes_trace = "trace" in inspect.signature(figures).parameters
-    for name, figure in figures(rows, **({"trace": trace} if takes_trace else {})).items():
+    options = {"trace": trace} if _takes(figures, "trace") else {}
+    for name, figure in figures(rows, **options).items():
         print(f"wrote {plot.save(figure, out / f'{name}.png')}")
