@@ -281,14 +281,20 @@ def test_other_keys_draw_other_routing(swept):
     assert float(first) != float(second)
 
 
-def test_padding_changes_nothing():
+def test_padding_changes_nothing_and_everything_has_a_gradient():
+    def exact(bits, context):
+        model = MODEL.replace(precision=dict(expert_weight_bits=bits))
+        workload = mj.Workload(5, context, routing=TRACE)
+        assert workload.max_batch == 5
+        report = mj.evaluate(model, small_system(), workload, counting, key=KEY)
+        return report.pim_time + report.gpu_time, report
+
+    slopes, found = jax.grad(exact, argnums=(0, 1), has_aux=True)(16.0, 100.0)
     padded = measure()
-    workload = mj.Workload(5, 100.0, routing=TRACE)
-    assert workload.max_batch == 5
-    exact = mj.evaluate(MODEL, small_system(), workload, "sieve", key=KEY)
     for name in ("tbt", "gpu_time", "pim_time", "attention_time", "memory_bytes"):
-        np.testing.assert_allclose(getattr(exact, name), getattr(padded, name), rtol=1e-6)
-    assert float(exact.experts_on_pim) == float(padded.experts_on_pim)
+        np.testing.assert_allclose(getattr(found, name), getattr(padded, name), rtol=1e-6)
+    assert float(found.experts_on_pim) == float(padded.experts_on_pim)
+    assert 0 < float(slopes[0]) < np.inf and 0 < float(slopes[1]) < np.inf
 
 
 # --- Routing from a trace, and bad input ---------------------------------------------------------

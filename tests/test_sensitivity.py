@@ -108,6 +108,7 @@ def test_gradients_are_finite_differences_at_a_fixed_partition(found, slow_syste
         assert found[path].value == pytest.approx((up - down) / (2 * step), abs=1e-6), path
         nonzero += abs(found[path].value) > 1e-3
     assert nonzero >= 6
+    assert all(np.isfinite(entry.value) for entry in found.values() if entry.how == "gradient")
 
 
 def test_counts_are_doubled(found, slow_system):
