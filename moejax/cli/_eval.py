@@ -116,17 +116,28 @@ def _set(module: M, texts: dict[str, str]) -> M:
         # A number too large for a float becomes infinite, and the check of its field says so.
         with np.errstate(over="ignore"):
             return set_fields(module, changes)
-    except (TypeError, OverflowError):
-        shown = " ".join(f"{path}={text}" for path, text in texts.items())
-        raise ValueError(f"--set {shown}: allowed are numbers and words") from None
+    except OverflowError:
+        shown = ", ".join(f"{path}={text}" for path, text in texts.items())
+        raise ValueError(f"--set {shown}: too large") from None
 
 
 def _value(module: eqx.Module, path: str, text: str) -> Any:
-    """The number that a text means, unless the field holds words."""
+    """What a text means to the field it is for."""
     try:
-        is_word = isinstance(functools.reduce(getattr, path.split("."), module), str)
-        value = text if is_word else ast.literal_eval(text)
-    except (AttributeError, ValueError, SyntaxError):
+        old = functools.reduce(getattr, path.split("."), module)
+    except AttributeError:
+        return text  # set_fields names the nearest path
+    if isinstance(old, str):
+        return text
+    if isinstance(old, bool):
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"--set {path}={text}: allowed is true or false")
+        return text.lower() == "true"
+    if not isinstance(old, int | jax.Array | None):
+        raise ValueError(f"--set {path}={text}: {path} is no number, word or truth value")
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
         return text
     return value if isinstance(value, int | float) else text
 
