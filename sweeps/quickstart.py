@@ -10,6 +10,7 @@ systems see the same draws, seed by seed, so ratios are paired.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,9 +91,10 @@ def _workload(batch, max_batch: int, trace: routing.RoutingTrace | None) -> mj.W
 
 @functools.partial(jax.jit, static_argnames="max_batch")
 def _run(model, systems, trace, batches, seed, max_batch: int):
-    """Reports by policy, [systems, batches], and what routing looks like, [batches].
+    """Reports by policy, [systems * batches], and what routing looks like, [batches].
 
-    The draw depends on neither axis, so vmap makes it once.
+    One flat axis, because every vmap is another pass over the program. The draw depends on neither
+    system nor batch, so it is made once.
     """
     key = jax.random.key(seed)
 
@@ -106,8 +108,10 @@ def _run(model, systems, trace, batches, seed, max_batch: int):
         counts = routing.tokens_per_expert(expert_ids, model.num_experts, workload.valid)
         return jax.tree.map(jnp.mean, routing.bimodality(counts))
 
-    over_batches = jax.vmap(reports, in_axes=(None, 0))
-    return jax.vmap(over_batches, in_axes=(0, None))(systems, batches), jax.vmap(bins)(batches)
+    num_systems = systems.scheduler_time.shape[0]
+    repeated = jax.tree.map(lambda x: jnp.repeat(x, batches.shape[0], axis=0), systems)
+    found = jax.vmap(reports)(repeated, jnp.tile(batches, num_systems))
+    return found, jax.vmap(bins)(batches)
 
 
 def _tidy(fixed, names, batches, reports, bins) -> list[dict[str, Any]]:
@@ -115,11 +119,10 @@ def _tidy(fixed, names, batches, reports, bins) -> list[dict[str, Any]]:
     tidy = []
     for policy, report in reports.items():
         columns = serving.columns(report)
-        for s, system in enumerate(names):
-            for b, batch in enumerate(batches):
-                row = fixed | dict(system=system, policy=policy, batch=batch)
-                row |= {name: column[s, b].item() for name, column in columns.items()}
-                tidy.append(row | {name: share[b].item() for name, share in bins.items()})
+        for i, (system, b) in enumerate(itertools.product(names, range(len(batches)))):
+            row = fixed | dict(system=system, policy=policy, batch=batches[b])
+            row |= {name: column[i].item() for name, column in columns.items()}
+            tidy.append(row | {name: share[b].item() for name, share in bins.items()})
     return tidy
 
 

@@ -16,7 +16,7 @@ from moejax.serving import policy_of
 
 
 BATCH, KEY = 16, jax.random.key(0)
-STATIC = {"no_exp", "all_exp"}
+STATIC = ("no_exp", "all_exp", "few_tokens", "pimoe_threshold")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -23,7 +23,8 @@ class Policy:
         the number of channel groups that experts are dealt out over (expert parallel). `decide`
         is given the same number.
     - `shared_on_pim`: whether shared experts run on PIM too.
-    - `scheduled`: whether a decision is made for each batch, and its time is paid.
+    - `scheduled`: whether experts are weighed against each other in each batch, which takes
+        `System.scheduler_time`; comparing counts with a constant takes none.
     - `exact`: `decide` needs the static bound `max_total_tokens`.
     - `compared`: whether `--policy all` includes it.
     """
@@ -75,11 +76,13 @@ _ALL = (
         "few_tokens",
         "experts with at most 4 tokens on PIM",
         partition.few_tokens,
+        scheduled=False,
     ),
     Policy(
         "pimoe_threshold",
         "PIMoE's static rule: each expert where it is faster on its own",
         partition.pimoe_threshold,
+        scheduled=False,
     ),
     Policy(
         "pimoe_channel",
