@@ -232,6 +232,7 @@ def test_one_compilation_for_every_number_that_is_swept():
 def swept():
     """Rows of one batched call by what is odd about them, and that call."""
     plain = dict(batch=5, context=100.0, bandwidth=2e11, scheduler_time=3e-7, bits=16.0, left=16)
+    plain |= dict(faw=30e-9)
     rows = {
         "plain": (Status.OK, {}),
         "other": (Status.OK, dict(batch=16, context=50.0, bandwidth=4e11, bits=8.0)),
@@ -243,6 +244,7 @@ def swept():
         "no bandwidth": (Status.BAD_RATE, dict(bandwidth=np.nan)),
         "time": (Status.BAD_COST, dict(scheduler_time=-1.0)),
         "bits": (Status.BAD_COST, dict(bits=0.0)),
+        "timing": (Status.BAD_COST, dict(faw=-1e-9)),
         "sequences": (Status.INVALID_ROUTING, dict(left=4)),
         "enough": (Status.OK, dict(left=5)),
     }
@@ -253,7 +255,8 @@ def swept():
     @jax.vmap
     def call(row, key):
         gpu = dict(hbm_bandwidth=row["bandwidth"])
-        changed = system.replace(gpu=gpu, scheduler_time=row["scheduler_time"])
+        pim = dict(timing=dict(faw=row["faw"]))
+        changed = system.replace(gpu=gpu, pim=pim, scheduler_time=row["scheduler_time"])
         valid = jnp.arange(32) < 2 * row["left"]
         trace = RoutingTrace(TRACE.expert_ids, 10, valid=valid, sequence_start=TRACE.sequence_start)
         return measure(changed, row["batch"], row["context"], row["bits"], key, trace)
