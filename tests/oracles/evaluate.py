@@ -170,8 +170,8 @@ def threshold(counts, costs):
 POLICIES = {
     "no_exp": dict(decide=lambda n, costs: [True] * len(n), scheduled=False),
     "all_exp": dict(decide=lambda n, costs: [False] * len(n), scheduled=False, shared_on_pim=True),
-    "few_tokens": dict(decide=lambda n, costs: [count > 4 for count in n]),
-    "pimoe_threshold": dict(decide=threshold),
+    "few_tokens": dict(decide=lambda n, costs: [count > 4 for count in n], scheduled=False),
+    "pimoe_threshold": dict(decide=threshold, scheduled=False),
     "pimoe_channel": dict(
         decide=lambda n, costs: partition.pimoe_channel(n, costs, 8)[0], num_groups=8
     ),
