@@ -162,11 +162,11 @@ def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str
         shares = plot.select(of_model, system=first, policy="sieve")
         by_batch = serving.mean_by(shares, ["batch"], BINS)
         plot.expert_bins(by_batch, bin_axes[0, i], title=name, legend=False)
-        for ax, system, what in ((front_axes[0, i], first, "20 us"), (front_axes[1, i], free, "0")):
+        for row, (system, title) in enumerate(((first, name), (free, "same, free decision"))):
             front = serving.mean_by(
                 plot.select(of_model, system=system), ["policy", "batch"], FRONT
             )
-            title = f"{name}, decision {what}"
+            ax = front_axes[row, i]
             plot.throughput_interactivity(front, ax, title=title, legend=False)
     plot.shared_legend(bins, bin_axes)
     plot.shared_legend(fronts, front_axes)

@@ -6,7 +6,7 @@ routing to all numbers of a model together and samples what they give. It then f
 family to measured traces (folder `MOEJAX_DATA`) and judges it on files it has not seen. The
 parameters it prints are the ones stored in moejax.
 
-    python sweeps/routing_calibration.py
+    moejax run sweeps/routing_calibration.py
 """
 
 import dataclasses
