@@ -24,14 +24,16 @@ BATCH, CONTEXT = 4, 100_000
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    """The commands keep compiled programs: here in a folder of their own, and jax as it was."""
+def own_settings(tmp_path_factory):
+    """Compiled programs in a folder of their own, little optimized: they run once."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
     compilation_cache.reset_cache()
+    jax.config.update("jax_disable_most_optimizations", True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+    jax.config.update("jax_disable_most_optimizations", False)
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()

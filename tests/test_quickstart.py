@@ -1,0 +1,379 @@
+"""Sweep files: the quickstart in small, what is written when one stops, and calibration's table."""
+
+import contextlib
+import importlib.util
+import io
+import itertools
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from moejax.cli import main
+from moejax.serving import LIMITS
+from tests.conftest import REPOSITORY
+
+
+SWEEPS = REPOSITORY / "sweeps"
+BATCHES, SEEDS, POLICIES = (2, 8), 3, ("no_exp", "sieve")
+SMALLER = f"""\
+import importlib.util
+
+spec = importlib.util.spec_from_file_location("quickstart", {str(SWEEPS / "quickstart.py")!r})
+quickstart = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(quickstart)
+quickstart.CASES = {{"qwen3-30b-a3b": 1}}
+quickstart.BATCHES, quickstart.SEEDS, quickstart.POLICIES = {BATCHES}, {SEEDS}, {POLICIES}
+rows, summary, figures = quickstart.rows, quickstart.summary, quickstart.figures
+"""
+SYSTEMS = ["1xb200-hbm-pim", "1xb200-hbm-pim, free decision", "1xh200-hbm-pim"]
+LAYERS = {"qwen3-30b-a3b": 48, "gpt-oss-20b": 24}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_settings(tmp_path_factory):
+    """Compiled programs in a folder of their own, little optimized: they run once."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    compilation_cache.reset_cache()
+    jax.config.update("jax_disable_most_optimizations", True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def moejax_run(path, out, *more):
+    """(exit status, standard output, standard error)."""
+    text, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(errors):
+        status = main(["run", str(path), "--out", str(out), *map(str, more)])
+    return status, text.getvalue(), errors.getvalue()
+
+
+def read_parquet(path):
+    """Columns by name."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(path)
+    return {name: table[name].to_numpy() for name in table.column_names}
+
+
+def read_npz(path):
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+def picked(table, **equals):
+    """The columns of the rows where others have a value."""
+    keep = np.all([table[name] == value for name, value in equals.items()], axis=0)
+    return {name: values[keep] for name, values in table.items()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The quickstart on one model: (folder of results, standard output, columns)."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    (folder / "small.py").write_text(SMALLER)
+    status, out, errors = moejax_run(folder / "small.py", folder / "out")
+    assert (status, errors) == (0, "")
+    return folder / "out", out, read_parquet(folder / "out" / "rows.parquet")
+
+
+class TestQuickstart:
+    def test_one_row_per_system_batch_policy_and_seed(self, finished):
+        _, _, table = finished
+        names = ("system", "batch", "policy", "seed")
+        found = list(zip(*(table[name].tolist() for name in names), strict=True))
+        expected = itertools.product(SYSTEMS, BATCHES, POLICIES, range(SEEDS))
+        assert sorted(found) == sorted(expected)
+        assert set(table["model"]) == {"qwen3-30b-a3b"}
+        assert set(table["context"]) == {512}
+        assert all("calibrated" in text or "fitted" in text for text in table["routing"])
+
+    def test_names_of_numbers_have_units(self, finished):
+        _, _, table = finished
+        shares = {"share_1", "share_2", "share_3_4", "share_more", "active", "channel_utilization"}
+        counts = {"experts_on_gpu", "experts_on_pim"}
+        for name, values in table.items():
+            if values.dtype.kind == "f" and name not in shares | counts:
+                assert name.endswith(("_ms", "_tok_s", "_gb", "_j")), name
+        assert all((table[name] >= 0).all() and (table[name] <= 1).all() for name in shares)
+
+    def test_numbers_hang_together(self, finished):
+        _, _, table = finished
+        assert set(table["status"]) == {"ok"}
+        assert set(table["limited_by"]) <= set(LIMITS)
+        assert table["memory_fits"].dtype == bool and table["memory_fits"].all()
+        np.testing.assert_allclose(table["interactivity_tok_s"], 1000 / table["tbt_ms"], rtol=1e-5)
+        throughput = 1000 * table["batch"] / table["tbt_ms"]
+        np.testing.assert_allclose(table["throughput_per_gpu_tok_s"], throughput, rtol=1e-5)
+        shares = sum(table[name] for name in ("share_1", "share_2", "share_3_4", "share_more"))
+        np.testing.assert_allclose(shares, 1, rtol=1e-5)
+        # On one GPU all active experts are its own.
+        active = table["experts_on_gpu"] + table["experts_on_pim"]
+        np.testing.assert_allclose(active, 128 * table["active"], rtol=1e-5)
+
+    def test_systems_differ_in_what_they_say(self, finished):
+        _, _, table = finished
+        decided = picked(table, policy="sieve", system=SYSTEMS[0])["scheduler_ms"]
+        np.testing.assert_allclose(decided, LAYERS["qwen3-30b-a3b"] * 0.020, rtol=1e-5)
+        assert not picked(table, system=SYSTEMS[1])["scheduler_ms"].any()
+        baseline = [picked(table, policy="no_exp", system=system) for system in SYSTEMS]
+        np.testing.assert_array_equal(baseline[0]["tbt_ms"], baseline[1]["tbt_ms"])
+        # Bound by HBM, of which the B200 has 8 TB/s.
+        h200 = baseline[2]["hbm_ms"] / baseline[0]["hbm_ms"]
+        np.testing.assert_allclose(h200, 8e12 / 4.8e12, rtol=0.02)
+
+    def test_policies_and_systems_see_the_same_draws(self, finished):
+        _, _, table = finished
+        for batch in BATCHES:
+            shares = []
+            for seed in range(SEEDS):
+                drawn = picked(table, batch=batch, seed=seed)
+                assert len(set(drawn["share_1"])) == len(set(drawn["active"])) == 1
+                shares.append(drawn["active"][0])
+            assert len(set(shares)) == SEEDS
+
+    def test_summary_is_the_paired_ratio(self, finished):
+        _, out, table = finished
+        assert "tbt of no_exp over tbt of the policy, mean +- 95 % over seeds" in out
+        assert "qwen3-30b-a3b on 1xb200-hbm-pim; routing: " in out
+        lines = out.splitlines()
+        start = next(i for i, line in enumerate(lines) if "on 1xb200-hbm-pim, free" in line)
+        header, row = lines[start + 1].split(), lines[start + 2].split()
+        # The batch sizes it shows are 8, 64 and 256; the small sweep has the first.
+        assert (header, row[0]) == (["policy", "B=8"], "sieve")
+        case = picked(table, system=SYSTEMS[1], batch=8)
+        ratio = picked(case, policy="no_exp")["tbt_ms"] / picked(case, policy="sieve")["tbt_ms"]
+        assert float(row[1]) == pytest.approx(ratio.mean(), abs=0.006)
+        # Student's t at two degrees of freedom.
+        half = 4.30265 * ratio.std(ddof=1) / np.sqrt(3)
+        assert float(row[2].removeprefix("+-")) == pytest.approx(half, abs=0.006)
+
+    def test_pictures(self, finished):
+        pytest.importorskip("matplotlib")
+        folder, out, _ = finished
+        for name in ("roofline", "expert_bins", "throughput"):
+            path = folder / f"{name}.png"
+            assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
+            assert f"wrote {path}" in out
+        assert {path.name for path in folder.iterdir()} == {
+            "rows.parquet", "roofline.png", "expert_bins.png", "throughput.png",
+        }  # fmt: skip
+
+    def test_measured_trace(self, tmp_path, data_dir):
+        trace = data_dir / "gpt-oss-20b" / "decode-misc.npz"
+        (tmp_path / "small.py").write_text(SMALLER)
+        out = tmp_path / "out"
+        status, text, errors = moejax_run(tmp_path / "small.py", out, "--trace", trace)
+        assert (status, errors) == (0, "")
+        table = read_parquet(out / "rows.parquet")
+        assert len(table["model"]) == len(SYSTEMS) * len(BATCHES) * len(POLICIES) * SEEDS
+        assert set(table["model"]) == {"gpt-oss-20b"}
+        assert set(table["routing"]) == {"trace of gpt-oss-20b"}
+        assert "gpt-oss-20b on 1xb200-hbm-pim; routing: trace of gpt-oss-20b" in text
+        decided = picked(table, policy="sieve", system=SYSTEMS[0])["scheduler_ms"]
+        np.testing.assert_allclose(decided, LAYERS["gpt-oss-20b"] * 0.020, rtol=1e-5)
+        assert (out / "roofline.png").is_file()
+
+    def test_trace_without_a_known_model(self, tmp_path):
+        trace = tmp_path / "trace.npz"
+        experts = np.tile(np.arange(4, dtype=np.uint8).reshape(2, 2), (3, 1, 1))
+        np.savez(trace, experts=experts, seq_start=np.array([0, 1]))
+        trace.with_suffix(".json").write_text('{"model": "Homegrown-MoE", "experts": 4}')
+        status, out, errors = moejax_run(SWEEPS / "quickstart.py", tmp_path, "--trace", trace)
+        assert (status, out) == (2, "")
+        assert errors == f"moejax run: {trace}: no sizes known for its model, Homegrown-MoE\n"
+
+
+# A sweep of two chunks that may end in something else.
+TWO = """\
+def rows(*, trace=None, progress=None):
+    for i in range(2):
+        if progress is not None:
+            progress(i, 2)
+        yield [dict(name=f"row {i}", time_ms=0.5 + i, count=i, fits=i > 0)]
+"""
+COLUMNS = dict(name=["row 0", "row 1"], time_ms=[0.5, 1.5], count=[0, 1], fits=[False, True])
+
+
+class TestStore:
+    @pytest.fixture
+    def sweep(self, tmp_path):
+        """Writes a sweep file and runs it."""
+
+        def run(more="", *options):
+            (tmp_path / "two.py").write_text(TWO + more)
+            return moejax_run(tmp_path / "two.py", tmp_path / "out", *options)
+
+        return run
+
+    @pytest.fixture
+    def absent(self, monkeypatch):
+        """Hides a package from those who look before they import."""
+        real = importlib.util.find_spec
+
+        def hide(package):
+            found = lambda name, *more: None if name == package else real(name, *more)
+            monkeypatch.setattr(importlib.util, "find_spec", found)
+
+        return hide
+
+    def test_parquet(self, sweep, tmp_path):
+        assert sweep() == (0, f"wrote {tmp_path}/out/rows.parquet: 2 rows\n", "")
+        table = read_parquet(tmp_path / "out" / "rows.parquet")
+        assert {name: values.tolist() for name, values in table.items()} == COLUMNS
+        assert table["fits"].dtype == bool and table["count"].dtype.kind == "i"
+
+    def test_npz_without_pyarrow(self, sweep, tmp_path, absent):
+        absent("pyarrow")
+        assert sweep() == (0, f"wrote {tmp_path}/out/rows.npz: 2 rows\n", "")
+        table = read_npz(tmp_path / "out" / "rows.npz")
+        assert {name: values.tolist() for name, values in table.items()} == COLUMNS
+
+    def test_no_pictures_without_matplotlib(self, sweep, tmp_path, absent):
+        absent("matplotlib")
+        more = "\ndef figures(rows):\n    raise RuntimeError\n"
+        status, out, _ = sweep(more)
+        assert status == 0
+        assert out.splitlines()[1:] == [
+            "no pictures: matplotlib is not installed (pip install 'moejax[plots]')"
+        ]
+        assert sweep(more, "--no-figures")[1].count("\n") == 1
+
+    def test_summary_and_figures(self, sweep, tmp_path):
+        pytest.importorskip("matplotlib")
+        more = """
+def summary(rows):
+    return f"{len(rows)} rows in all"
+
+def figures(rows):
+    from moejax import plot
+    return {"empty": plot.figure()[0]}
+"""
+        status, out, _ = sweep(more)
+        assert status == 0
+        assert out.splitlines()[1:] == ["2 rows in all", f"wrote {tmp_path}/out/empty.png"]
+
+    def test_out_is_results_and_the_name_of_the_sweep(self, tmp_path, monkeypatch, capsys):
+        (tmp_path / "two.py").write_text(TWO)
+        monkeypatch.chdir(tmp_path)
+        assert main(["run", "two.py"]) == 0
+        assert capsys.readouterr().out == "wrote results/two/rows.parquet: 2 rows\n"
+
+    @pytest.mark.parametrize("end", ["KeyboardInterrupt", "RuntimeError", "ValueError('no speed')"])
+    def test_rows_so_far_are_kept(self, sweep, tmp_path, end):
+        sweep()
+        complete = (tmp_path / "out" / "rows.parquet").read_bytes()
+        more = f"        if i == 0:\n            continue\n        raise {end}\n"
+        partial = f"wrote {tmp_path}/out/partial_rows.parquet: 2 rows (stopped early)\n"
+        if end == "KeyboardInterrupt":
+            assert sweep(more) == (130, partial, "moejax run: interrupted\n")
+        elif end == "RuntimeError":  # a mistake in the sweep: whoever wrote it wants to see where
+            with pytest.raises(RuntimeError):
+                sweep(more)
+        else:
+            assert sweep(more) == (2, partial, "moejax run: no speed\n")
+        table = read_parquet(tmp_path / "out" / "partial_rows.parquet")
+        assert {name: values.tolist() for name, values in table.items()} == COLUMNS
+        # What an earlier run finished is still there, and nothing is left half written.
+        assert (tmp_path / "out" / "rows.parquet").read_bytes() == complete
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert names == {"rows.parquet", "partial_rows.parquet"}
+
+    @pytest.mark.parametrize(
+        "row, said",
+        [
+            ("dict(name='x', time_ms=1.0, count=1)", "in this row or in row 0 only: 'fits'"),
+            ("dict(name='x', time_ms='1', count=1, fits=True)", "'time_ms' = '1': allowed is a n"),
+            (
+                "dict(name='x', time_ms=1.0, count=1, fits=1)",
+                "'fits' = 1: allowed is a truth value",
+            ),
+            ("dict(name=3, time_ms=1.0, count=1, fits=True)", "'name' = 3: allowed is text"),
+            ("('x', 1.0, 1, True)", "('x', 1.0, 1, True) is no dict of column to value"),
+        ],
+    )
+    def test_row_that_does_not_fit_is_named_and_the_others_kept(self, sweep, tmp_path, row, said):
+        status, out, errors = sweep(f"    yield [{row}]\n")
+        assert status == 2
+        assert out.endswith("partial_rows.parquet: 2 rows (stopped early)\n")
+        assert errors.startswith(f"moejax run: {tmp_path}/two.py: row 2: ") and said in errors
+        assert errors.count("\n") == 1
+
+    def test_order_of_columns_and_kinds_of_numbers_do_not_matter(self, sweep, tmp_path):
+        more = "    import numpy as np\n"
+        more += "    yield [dict(fits=np.True_, count=np.int32(2), time_ms=3, name='x')]\n"
+        assert sweep(more)[0] == 0
+        table = read_parquet(tmp_path / "out" / "rows.parquet")
+        assert table["time_ms"].tolist() == [0.5, 1.5, 3.0]
+        assert table["name"].tolist() == ["row 0", "row 1", "x"]
+
+
+@pytest.fixture(scope="module")
+def calibration():
+    """`sweeps/routing_calibration.py` as a module."""
+    path = SWEEPS / "routing_calibration.py"
+    spec = importlib.util.spec_from_file_location("routing_calibration", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestCalibrationSweep:
+    def test_summary(self, calibration):
+        def row(family, batch, error, parameters):
+            numbers = dict(target=0.5, expected=0.5 + error, sampled=0.51 + error, error=error)
+            where = dict(model="qwen3-30b-a3b", family=family, against="fitted", batch=batch)
+            return where | numbers | dict(statistic="share_1", parameters=parameters)
+
+        rows = [
+            row("Dirichlet", 64, 0.02, "concentration=0.3"),
+            row("Dirichlet", 256, -0.05, "concentration=0.3"),
+            row("LambdaTails", 64, 0.004, "scale=2.5"),
+        ]
+        head, *lines = calibration.summary(rows).splitlines()
+        worst = lines[lines.index("") + 2 :]
+        assert len(lines[: lines.index("")]) == len(rows)
+        assert head.split()[:5] == ["model", "family", "against", "batch", "statistic"]
+        assert head.split()[5:] == ["target", "expected", "sampled", "error"]
+        assert lines[1].split() == [
+            "qwen3-30b-a3b", "Dirichlet", "fitted", "B=256", "share_1", "0.500", "0.450", "0.460",
+            "-0.050",
+        ]  # fmt: skip
+        # Columns of numbers end where their heads end.
+        assert {len(line) for line in (head, *lines[: len(rows)])} == {len(head)}
+        assert [line.split()[:4] for line in worst] == [
+            ["qwen3-30b-a3b", "Dirichlet", "fitted", "0.050"],
+            ["qwen3-30b-a3b", "LambdaTails", "fitted", "0.004"],
+        ]
+        assert worst[0].endswith("concentration=0.3")
+
+    def test_every_published_model_meets_every_family(self, calibration):
+        jobs = calibration._published()
+        assert len(jobs) == len(calibration.PUBLISHED) * len(calibration.FAMILIES)
+        assert all(set(job) >= {"model", "shape", "targets", "family"} for job in jobs)
+
+
+class TestReadme:
+    TEXT = (SWEEPS / "README.md").read_text()
+
+    def test_lists_every_sweep(self):
+        for path in SWEEPS.glob("*.py"):
+            assert f"| `{path.name}` |" in self.TEXT
+
+    def test_example_is_a_sweep_file(self, tmp_path):
+        (code,) = re.findall("```python\n(.*?)```", self.TEXT, re.DOTALL)
+        (tmp_path / "own.py").write_text(code)
+        status, out, errors = moejax_run(tmp_path / "own.py", tmp_path / "out")
+        assert (status, errors) == (0, "")
+        table = read_parquet(tmp_path / "out" / "rows.parquet")
+        assert table["macs_per_unit"].tolist() == [8, 16, 32, 64]
+        # Wider units are never slower.
+        assert (np.diff(table["tbt_ms"]) <= 0).all()
+        assert out.splitlines()[1].split() == ["8", f"{table['tbt_ms'][0]:.3f}", "ms"]
