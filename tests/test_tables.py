@@ -9,7 +9,7 @@ import pytest
 
 import moejax as mj
 from moejax import hardware, serving
-from moejax._progress import Progress
+from moejax.cli._progress import Progress
 from moejax.models import Attention, MoEModel, Precision, Router
 from moejax.routing import RoutingTrace
 from moejax.serving import LIMITS, mean_and_interval, mean_by

@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from moejax.cli._format import cache_dir, table
 
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     rows += [
         ("devices", _devices()),
-        ("64-bit floats", "on" if jax.config.jax_enable_x64 else "off (JAX_ENABLE_X64=1)"),
+        ("64-bit floats", "on" if jnp.zeros(()).dtype.itemsize == 8 else "off (JAX_ENABLE_X64=1)"),
         ("compilation cache", _folder(cache_dir())),
         ("traces for tests", _folder(Path(os.environ.get("MOEJAX_DATA", "../shared/data")))),
     ]

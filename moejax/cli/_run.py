@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from moejax._progress import Progress
 from moejax.cli._format import use_cache
+from moejax.cli._progress import Progress
 from moejax.cli._store import check_row, save_rows
 
 

@@ -1,0 +1,47 @@
+"""The `moejax` command. Each subcommand adds its parser and runs on its arguments.
+
+A user's mistake is one line on standard error and exit status 2.
+"""
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from moejax.cli import _doctor, _eval, _list, _run, _trace
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    parser = _Parser(
+        prog="moejax",
+        description="Sweeps of Mixture-of-Experts inference on memory-centric hardware.",
+        epilog="First: moejax eval --model gpt-oss-120b --system 4xb200-hbm-pim --batch 64 "
+        "--context 2048 --policy all",
+    )
+    version = importlib.metadata.version("moejax")
+    parser.add_argument("--version", action="version", version=f"moejax {version}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (_eval, _run, _list, _trace, _doctor):
+        command.add_parser(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options) or 0
+    except (ValueError, OverflowError, OSError) as error:
+        print(f"moejax {options.command}: {_one_line(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"moejax {options.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
