@@ -5,6 +5,7 @@ A user's mistake is one line on standard error and exit status 2.
 
 import argparse
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
-        return options.run(options) or 0
+        status = options.run(options) or 0
+        sys.stdout.flush()
+        return status
     except (ValueError, OverflowError, OSError) as error:
         print(f"moejax {options.command}: {_one_line(error)}", file=sys.stderr)
         return 2
