@@ -36,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = options.run(options) or 0
         sys.stdout.flush()
         return status
+    except BrokenPipeError:
+        # Whoever reads our output, such as `head`, had enough, and nothing is left to say to them.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OverflowError, OSError) as error:
         print(f"moejax {options.command}: {_one_line(error)}", file=sys.stderr)
         return 2
