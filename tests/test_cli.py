@@ -515,3 +515,11 @@ def test_module_is_the_command():
     assert result.returncode == 0
     for name in ("eval", "run", "list", "trace", "doctor"):
         assert re.search(f"^    {name} ", result.stdout, re.MULTILINE)
+
+
+def test_reader_that_stops_early_is_no_mistake():
+    command = [sys.executable, "-m", "moejax", "list", "models", MODEL]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
