@@ -1,5 +1,8 @@
 """All MoE layers of one iteration: what runs where, and the time of the slowest GPU."""
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,8 @@ from moejax.serving._layer_costs import LayerCosts, expert_energy_table
 from moejax.serving._policies import Policy
 from moejax.serving._workload import Workload
 
+
+T = TypeVar("T")
 
 ROUTING_MAP_BYTES = 4.0
 """Bytes of one expert id in the all-gather of routing maps (Sieve, execution graph)."""
@@ -90,8 +95,7 @@ def decide(policy: Policy, routed: Routed, known: LayerCosts, max_total_tokens: 
     def one_gpu(counts, fixed, traffic):
         return policy.choose(counts, known.at(fixed, traffic), max_total_tokens)
 
-    by_gpu = jax.vmap(one_gpu, in_axes=(0, 0, None))
-    on_gpu, status = jax.vmap(by_gpu)(routed.local_counts, known.fixed, routed.traffic)
+    on_gpu, status = _on_every_gpu(one_gpu, routed.local_counts, known.fixed, _shown(routed))
     return Decision(on_gpu, status, jnp.asarray(policy.scheduled))
 
 
@@ -108,16 +112,15 @@ def score_layers(
     gathered = jnp.max(requests.count) * model.top_k * ROUTING_MAP_BYTES
     gather_time = all_gather_time(gathered, system.num_gpus, system.link)
 
-    def one_layer(on_gpu, status, local, traffic, fixed) -> Layer:
-        def one_gpu(on_gpu, counts, fixed) -> _Share:
-            return _share(on_gpu, counts, true.at(fixed, traffic), num_groups, energy)
+    def one_gpu(on_gpu, counts, fixed, traffic) -> _Share:
+        return _share(on_gpu, counts, true.at(fixed, traffic), num_groups, energy)
 
-        share = jax.vmap(one_gpu)(on_gpu, local, fixed)
+    def one_layer(share: _Share, status, traffic, attention_time) -> Layer:
         exposed = jnp.maximum(system.scheduler_time - true.dispatch_time(traffic), 0)
         slowest = jnp.argmax(share.times.total)
         return Layer(
             times=jax.tree.map(lambda time: time[slowest], share.times),
-            attention_time=fixed.pim_time[slowest],
+            attention_time=attention_time[slowest],
             scheduler_time=gather_time + jnp.where(decision.scheduled, exposed, 0.0),
             experts_on_gpu=jnp.sum(share.experts_on_gpu).astype(energy.dtype),
             experts_on_pim=jnp.sum(share.experts_on_pim).astype(energy.dtype),
@@ -126,9 +129,27 @@ def score_layers(
             status=jnp.maximum(jnp.max(share.status), jnp.max(status)),
         )
 
-    return jax.vmap(one_layer)(
-        decision.on_gpu, decision.status, routed.local_counts, routed.traffic, true.fixed
+    shares = _on_every_gpu(
+        one_gpu, decision.on_gpu, routed.local_counts, true.fixed, _shown(routed)
     )
+    return jax.vmap(one_layer)(shares, decision.status, routed.traffic, true.fixed.pim_time)
+
+
+def _shown(routed: Routed) -> Float[Array, "layers gpus gpus gpus"]:
+    """The traffic of a layer, once for each GPU."""
+    num_gpus = routed.traffic.shape[-1]
+    return jnp.repeat(routed.traffic[:, None], num_gpus, axis=1)
+
+
+def _on_every_gpu(function: Callable[..., T], *arrays: Any) -> T:
+    """`function` of every GPU of every layer: [layers, gpus, ...] in and out.
+
+    One flat axis, because each nested vmap is another pass over the whole program when it is
+    traced.
+    """
+    axes = jax.tree.leaves(arrays)[0].shape[:2]
+    flat = jax.tree.map(lambda x: x.reshape(axes[0] * axes[1], *x.shape[2:]), arrays)
+    return jax.tree.map(lambda x: x.reshape(*axes, *x.shape[1:]), jax.vmap(function)(*flat))
 
 
 def _share(
