@@ -13,6 +13,7 @@ from moejax import models as models
 from moejax import partition as partition
 from moejax import routing as routing
 from moejax import serving as serving
+from moejax import zoo as zoo
 from moejax._status import Status as Status
 from moejax.serving import POLICIES as POLICIES
 from moejax.serving import Policy as Policy
@@ -41,4 +42,5 @@ __all__ = [
     "routing",
     "sensitivity",
     "serving",
+    "zoo",
 ]

@@ -1,10 +1,12 @@
 """What does splitting experts between GPU and HBM-PIM gain, and for whom?
 
-Seven policies on three production-size models, each on Sieve's system for it (B200 with HBM-PIM),
-on the same with a decision that takes no time instead of the published 20 us, and on as many H200;
-batch sizes 1 to 256. Routing is synthetic, calibrated to Sieve's published statistics; with
-`--trace FILE` it is drawn from a measured trace and the model is the trace's own. Policies and
-systems see the same draws, seed by seed, so ratios are paired.
+Seven policies on the real routing of moejax's own model ("zoo", costed with the sizes of
+Qwen3-30B-A3B, column `cost_model`) and on three production-size models, each on Sieve's system for
+it (B200 with HBM-PIM), on the same with a decision that takes no time instead of the published
+20 us, and on as many H200; batch sizes 1 to 256. Routing of the production models is synthetic,
+calibrated to Sieve's published statistics. With `--trace FILE` it is drawn from a measured trace,
+and the model is the trace's own. Policies and systems see the same draws, seed by seed, so ratios
+are paired.
 
     moejax run sweeps/quickstart.py
 """
@@ -19,10 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import moejax as mj
-from moejax import hardware, models, plot, routing, serving
+from moejax import hardware, models, plot, routing, serving, zoo
 
 
-CASES = {"gpt-oss-120b": 4, "qwen3-30b-a3b": 1, "qwen3.5-397b-a17b": 8}  # GPUs as in Sieve
+ZOO_COST_MODEL = "qwen3-30b-a3b"
+CASES = {  # GPUs as in Sieve
+    "zoo": 1,
+    "gpt-oss-120b": 4,
+    "qwen3-30b-a3b": 1,
+    "qwen3.5-397b-a17b": 8,
+}
 SYSTEMS = {
     "{}xb200-hbm-pim": {},
     "{}xb200-hbm-pim, free decision": {"scheduler_time": 0.0},
@@ -45,7 +53,7 @@ def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, 
     cases = _cases(trace)
     if progress is not None:
         progress(0, len(cases) * SEEDS)
-    for i, (model, num_gpus, measured) in enumerate(cases):
+    for i, (model, num_gpus, measured, cost_model) in enumerate(cases):
         systems = _systems(num_gpus)
         stacked = hardware.stack(list(systems.values()))
         batches = _batches(measured)
@@ -54,21 +62,37 @@ def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, 
             if progress is not None:
                 progress(i * SEEDS + seed + 1, len(cases) * SEEDS)
             source = serving.routing_source(model, _workload(1, 1, measured))
-            fixed = dict(model=model.name, context=CONTEXT, seed=seed, routing=source)
+            fixed = dict(model=model.name, cost_model=cost_model, context=CONTEXT)
+            fixed |= dict(seed=seed, routing=source)
             yield _tidy(fixed, list(systems), batches, reports, bins)
 
 
 def _cases(path: str | None):
-    """(model, GPUs, trace or None) of each study."""
+    """(model, GPUs, trace or None, whose sizes it is costed with) of each study."""
     if path is None:
-        return [(models.get(name), num_gpus, None) for name, num_gpus in CASES.items()]
+        return [_case(name, num_gpus) for name, num_gpus in CASES.items()]
     trace = routing.load(path)
     if trace.model not in models.MODELS:
         raise ValueError(f"{path}: no sizes known for its model, {trace.model or 'unnamed'}")
     model = models.get(trace.model)
     # Enough GPUs to leave half of an H200 to the cache.
     fits = lambda num_gpus: float(model.weight_bytes) / num_gpus < 70e9
-    return [(model, next(filter(fits, (1, 2, 4, 8)), 16), trace)]
+    return [(model, next(filter(fits, (1, 2, 4, 8)), 16), trace, model.name)]
+
+
+def _case(name: str, num_gpus: int):
+    if name != "zoo":
+        return models.get(name), num_gpus, None, name
+    # The zoo model's own experts are too small for a B200: it has as many as it has, of the sizes
+    # of another model.
+    trace, shapes = zoo.trace(), models.get(ZOO_COST_MODEL)
+    model = shapes.replace(
+        name=name,
+        num_experts=trace.num_experts,
+        top_k=trace.top_k,
+        layers=shapes.layers[: trace.num_layers],
+    )
+    return model, num_gpus, trace, ZOO_COST_MODEL
 
 
 def _systems(num_gpus: int) -> dict[str, hardware.System]:
@@ -85,8 +109,8 @@ def _batches(trace: routing.RoutingTrace | None) -> tuple[int, ...]:
 
 
 def _workload(batch, max_batch: int, trace: routing.RoutingTrace | None) -> mj.Workload:
-    # A short trace has fewer sequences than the largest batch.
-    return mj.Workload(batch, CONTEXT, max_batch=max_batch, routing=trace, reuse=trace is not None)
+    reuse = trace is not None and trace.num_sequences < BATCHES[-1]
+    return mj.Workload(batch, CONTEXT, max_batch=max_batch, routing=trace, reuse=reuse)
 
 
 @functools.partial(jax.jit, static_argnames="max_batch")
@@ -132,10 +156,12 @@ def summary(rows: list[dict[str, Any]]) -> str:
     # A short trace has no large batches.
     batches = [b for b in SHOWN if b in table["batch"]] or [max(table["batch"])]
     lines = ["", "tbt of no_exp over tbt of the policy, mean +- 95 % over seeds"]
-    for model, system, source in dict.fromkeys(
-        zip(table["model"], table["system"], table["routing"], strict=True)
-    ):
-        lines += ["", f"{model} on {system}; routing: {source}"]
+    studies = zip(
+        table["model"], table["cost_model"], table["system"], table["routing"], strict=True
+    )
+    for model, cost_model, system, source in dict.fromkeys(studies):
+        sizes = "" if model == cost_model else f" with the sizes of {cost_model}"
+        lines += ["", f"{model}{sizes} on {system}; routing: {source}"]
         lines.append(f"  {'policy':<20}" + "".join(f"{f'B={b}':>18}" for b in batches))
         for policy in POLICIES[1:]:
             cells = [_gain(table, model, system, policy, batch) for batch in batches]
@@ -154,8 +180,9 @@ def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str
     """Experts on the roofline, expert bins by batch size, throughput against interactivity."""
     table = _columns(rows)
     models_shown = list(dict.fromkeys(table["model"]))
-    bins, bin_axes = plot.figure(1, len(models_shown))
-    fronts, front_axes = plot.figure(2, len(models_shown))
+    width = 3.2 * len(models_shown)
+    bins, bin_axes = plot.figure(1, len(models_shown), (width, 3.6))
+    fronts, front_axes = plot.figure(2, len(models_shown), (width, 6.8))
     for i, name in enumerate(models_shown):
         of_model = plot.select(table, model=name)
         first, free = list(dict.fromkeys(of_model["system"]))[:2]
@@ -174,7 +201,7 @@ def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str
 
 
 def _roofline(path: str | None):
-    model, num_gpus, trace = _cases(path)[0]
+    model, num_gpus, trace, _ = _cases(path)[:2][-1]
     system = next(iter(_systems(num_gpus).values()))
     batch = min(64, _batches(trace)[-1])
     workload = _workload(batch, batch, trace)
