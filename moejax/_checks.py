@@ -34,10 +34,10 @@ def lookup(kind: str, name: str, registry: Mapping[str, Any]) -> Any:
 def as_float(value: Any) -> Array:
     """Converter for rates, times and sizes: a floating array, so that it can be swept.
 
-    Arrays that are floating already keep their precision.
+    Arrays of at least 32 bits keep their precision; half precision holds no counts above 2048.
     """
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
-        return value
+        return value if value.dtype.itemsize >= 4 else value.astype(jnp.float32)
     return jnp.asarray(value, dtype=jnp.result_type(float))
 
 

@@ -18,15 +18,14 @@ class Status(enum.IntEnum):
     """What went wrong. Larger codes win when the results of several layers are merged."""
 
     OK = 0
-    NOT_CONVERGED = 1
-    TOO_MANY_TOKENS = 2
-    COUNT_BEYOND_TABLE = 3
-    EMPTY_BATCH = 4
-    BATCH_ABOVE_MAX = 5
-    NEGATIVE_COUNT = 6
-    INVALID_ROUTING = 7
-    BAD_RATE = 8
-    BAD_COST = 9
+    TOO_MANY_TOKENS = 1
+    COUNT_BEYOND_TABLE = 2
+    EMPTY_BATCH = 3
+    BATCH_ABOVE_MAX = 4
+    NEGATIVE_COUNT = 5
+    INVALID_ROUTING = 6
+    BAD_RATE = 7
+    BAD_COST = 8
 
     @property
     def message(self) -> str:
@@ -36,14 +35,13 @@ class Status(enum.IntEnum):
 
 _MESSAGES = {
     Status.OK: "okay",
-    Status.NOT_CONVERGED: "an iteration reached its cap before its tolerance",
     Status.TOO_MANY_TOKENS: "the tokens of all experts add up to more than max_total_tokens",
     Status.COUNT_BEYOND_TABLE: "an expert has more tokens than the PIM time table covers",
     Status.EMPTY_BATCH: "the batch has no tokens",
     Status.BATCH_ABOVE_MAX: "batch is larger than the static max_batch",
     Status.NEGATIVE_COUNT: "an expert has a negative number of tokens",
     Status.INVALID_ROUTING: "an expert id lies outside 0 .. num_experts - 1",
-    Status.BAD_RATE: "a bandwidth or FLOP rate is zero, negative or not finite",
+    Status.BAD_RATE: "a bandwidth or FLOP rate is zero, negative or NaN",
     Status.BAD_COST: "a time, size or FLOP count is negative or NaN",
 }
 

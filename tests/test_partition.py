@@ -218,6 +218,54 @@ def test_shapes_are_checked():
         mp.pimoe_channel(np.array([3, 3]), costs)
 
 
+def test_counts_of_64_bits_do_not_wrap_around():
+    costs = mp.PartitionCosts(**counter_example()[1])
+    for policy in (mp.sieve, mp.optimal):
+        with pytest.raises(ValueError, match="tokens_per_expert"):
+            policy(np.array([1, 2**32 + 2]), costs)
+
+
+def test_costs_are_scalars_and_masks_are_masks():
+    counts, costs = counter_example()
+    with pytest.raises(ValueError, match="costs.expert_bytes has shape"):
+        mp.sieve(counts, mp.PartitionCosts(**costs | dict(expert_bytes=np.ones(3))))
+    table = mp.PartitionCosts(**costs, channel_time_by_tokens=np.arange(3.0))
+    with pytest.raises(ValueError, match="channel_time_by_tokens has shape"):
+        mp.pimoe_channel(counts, table)
+    costs = mp.PartitionCosts(**costs)
+    for mask in (np.array([True]), np.array([1, 0, 2, 1])):
+        with pytest.raises(ValueError, match="on_gpu"):
+            mp.score(mask, counts, costs)
+    with pytest.raises(ValueError, match="at_most = -1"):
+        mp.few_tokens(counts, costs, at_most=-1)
+    with pytest.raises(ValueError, match="max_total_tokens = -1"):
+        mp.optimal(counts, costs, max_total_tokens=-1)
+
+
+def test_stacked_costs_may_leave_out_what_defaults():
+    counts, costs = counter_example()
+    given = ("pim_token_bytes", "contention")
+    stacked = {k: np.stack([np.asarray(v)] * 3) for k, v in costs.items() if k not in given}
+    found = jax.vmap(mp.sieve)(np.stack([counts] * 3), mp.PartitionCosts(**stacked))
+    assert found.total_time.tolist() == [5, 5, 5]
+
+
+def test_a_plateau_that_rounding_makes_uneven_stops_the_first_move(x64):
+    # A move takes 7/3 s off PIM and puts it on the memory bus, which excludes PIM: nothing gained.
+    costs = counter_example()[1] | dict(
+        pim_time_by_tokens=np.array([0, 1, 7 / 3]), expert_bytes=7.0, hbm_bandwidth=3.0
+    )
+    costs |= dict(contention=1.0, fixed_bytes=10.0, flops_per_token=0.0)
+    assert int(mp.sieve(np.full(9, 2), mp.PartitionCosts(**costs)).num_gpu) == 0
+
+
+def test_a_table_in_half_precision_counts_right():
+    costs = counter_example()[1]
+    costs |= dict(pim_time_by_tokens=jnp.arange(4, dtype=jnp.bfloat16), expert_bytes=1.0)
+    found = mp.no_exp(np.ones(513, int), mp.PartitionCosts(**costs))
+    assert int(found.num_gpu) == 513 and float(found.gpu_time) == 513
+
+
 def test_one_compilation_for_fifty_bandwidths_and_rates():
     traces = []
 

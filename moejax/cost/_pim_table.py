@@ -1,7 +1,10 @@
 """The PIM cost table: what a scheduler has learnt about expert times on PIM, by token count."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 
 from moejax._checks import as_float, check_non_negative, check_range
 from moejax._status import is_traced
@@ -69,8 +72,8 @@ class PIMCostTable(eqx.Module):
 
         **Raises:** `ValueError` for counts outside 0 .. max_tokens; NaN under tracing.
         """
-        n = jnp.asarray(n)
         self._check(n, "lookup")
+        n = jnp.asarray(n)
         inside = (n >= 0) & (n <= self.max_tokens)
         return jnp.where(inside, self.times[jnp.clip(n, 0, self.max_tokens)], jnp.nan)
 
@@ -122,9 +125,10 @@ class PIMCostTable(eqx.Module):
             self.beta,
         )
 
-    def _check(self, counts: Int[Array, "..."], where: str) -> None:
-        if is_traced(counts) or counts.size == 0:
+    def _check(self, counts: Any, where: str) -> None:
+        # In NumPy, which cuts no 64-bit number to 32 bits first.
+        if is_traced(counts) or np.size(counts) == 0:
             return
-        low, high = int(jnp.min(counts)), int(jnp.max(counts))
+        low, high = int(np.min(counts)), int(np.max(counts))
         if low < 0 or high > self.max_tokens:
             raise ValueError(f"{where}: counts {low} to {high}, allowed is 0 to {self.max_tokens}")

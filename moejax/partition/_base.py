@@ -1,5 +1,7 @@
 """What every policy is given, what it returns, and the formula for the time of a layer."""
 
+from typing import Any
+
 import equinox as eqx
 import jax.numpy as jnp
 
@@ -22,28 +24,59 @@ class PartitionCosts(eqx.Module):
     - `fixed_bytes`, `fixed_flops`: what the GPU moves and computes whatever the partition.
     - `hbm_bandwidth`: external bandwidth between GPU and HBM, B/s.
     - `flops_per_s`: the GPU's rate.
-    - `pim_token_bytes`: bytes over the external bus for one token of an expert on PIM.
-    - `contention`: 0 where PIM and GPU accesses proceed together (dual row buffers), 1 where
-        they exclude each other.
+    - `pim_token_bytes`: bytes over the external bus for one token of an expert on PIM (0).
+    - `contention`: 0 (default) where PIM and GPU accesses proceed together (dual row buffers), 1
+        where they exclude each other.
     - `channel_time_by_tokens`: [max_tokens + 1], time of one expert that lies wholly in one group
         of PIM channels; only policies with `num_groups` read it.
     """
 
-    pim_time_by_tokens: Float[Array, " counts"] = eqx.field(converter=as_float)
-    attention_time: FloatScalar = eqx.field(converter=as_float)
-    comm_time: FloatScalar = eqx.field(converter=as_float)
-    expert_bytes: FloatScalar = eqx.field(converter=as_float)
-    token_bytes: FloatScalar = eqx.field(converter=as_float)
-    flops_per_token: FloatScalar = eqx.field(converter=as_float)
-    fixed_bytes: FloatScalar = eqx.field(converter=as_float)
-    fixed_flops: FloatScalar = eqx.field(converter=as_float)
-    hbm_bandwidth: FloatScalar = eqx.field(converter=as_float)
-    flops_per_s: FloatScalar = eqx.field(converter=as_float)
-    pim_token_bytes: FloatScalar = eqx.field(converter=as_float, default=0.0)
-    contention: FloatScalar = eqx.field(converter=as_float, default=0.0)
-    channel_time_by_tokens: Float[Array, " counts"] | None = eqx.field(
-        converter=lambda value: None if value is None else as_float(value), default=None
-    )
+    pim_time_by_tokens: Float[Array, " counts"]
+    attention_time: FloatScalar
+    comm_time: FloatScalar
+    expert_bytes: FloatScalar
+    token_bytes: FloatScalar
+    flops_per_token: FloatScalar
+    fixed_bytes: FloatScalar
+    fixed_flops: FloatScalar
+    hbm_bandwidth: FloatScalar
+    flops_per_s: FloatScalar
+    pim_token_bytes: FloatScalar
+    contention: FloatScalar
+    channel_time_by_tokens: Float[Array, " counts"] | None
+
+    def __init__(
+        self,
+        pim_time_by_tokens: Any,
+        attention_time: Any,
+        comm_time: Any,
+        expert_bytes: Any,
+        token_bytes: Any,
+        flops_per_token: Any,
+        fixed_bytes: Any,
+        fixed_flops: Any,
+        hbm_bandwidth: Any,
+        flops_per_s: Any,
+        pim_token_bytes: Any = None,
+        contention: Any = None,
+        channel_time_by_tokens: Any = None,
+    ):
+        self.pim_time_by_tokens = as_float(pim_time_by_tokens)
+        self.attention_time = as_float(attention_time)
+        self.comm_time = as_float(comm_time)
+        self.expert_bytes = as_float(expert_bytes)
+        self.token_bytes = as_float(token_bytes)
+        self.flops_per_token = as_float(flops_per_token)
+        self.fixed_bytes = as_float(fixed_bytes)
+        self.fixed_flops = as_float(fixed_flops)
+        self.hbm_bandwidth = as_float(hbm_bandwidth)
+        self.flops_per_s = as_float(flops_per_s)
+        # Shaped like a field that is given, so that costs stacked for jax.vmap are stacked whole.
+        absent = jnp.zeros_like(self.expert_bytes)
+        self.pim_token_bytes = absent if pim_token_bytes is None else as_float(pim_token_bytes)
+        self.contention = absent if contention is None else as_float(contention)
+        table = channel_time_by_tokens
+        self.channel_time_by_tokens = None if table is None else as_float(table)
 
     @property
     def max_tokens(self) -> int:

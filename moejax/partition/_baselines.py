@@ -29,6 +29,8 @@ def few_tokens(
 ) -> Partition:
     """A fixed rule: experts with `at_most` tokens or fewer run on PIM (Sieve calls those
     memory-bound), the others on the GPU. See `sieve` for arguments and errors."""
+    if at_most < 0:
+        raise ValueError(f"at_most = {at_most}: allowed is 0 or more")
     counts, status = checked(tokens_per_expert, costs)
     return scored(counts > at_most, counts, costs, status)
 

@@ -80,7 +80,7 @@ def first_stop(
     def halve(_: int, bounds: tuple[IntScalar, IntScalar]) -> tuple[IntScalar, IntScalar]:
         low, high = bounds
         middle = (low + high) // 2
-        stops = total(middle + 1) >= total(middle)
+        stops = _not_lower(total(middle + 1), total(middle))
         live = low < high
         return jnp.where(live & ~stops, middle + 1, low), jnp.where(live & stops, middle, high)
 
@@ -93,8 +93,14 @@ def stopping_rung(ladder: Ladder, costs: PartitionCosts) -> IntScalar:
     """The highest rung whose last move does not lower the total; 0 if every move does."""
     rungs = jnp.arange(ladder.size.shape[0])
     total = lambda moved: times(jax.vmap(ladder.load, (0, 0, None))(rungs, moved, costs), costs)
-    stops = total(ladder.size).total >= total(ladder.size - 1).total
+    stops = _not_lower(total(ladder.size).total, total(ladder.size - 1).total)
     return jnp.max(jnp.where(stops & (ladder.size > 0), rungs, 0))
+
+
+def _not_lower(after: Float[Array, "..."], before: Float[Array, "..."]) -> Bool[Array, "..."]:
+    """Whether a move does not lower the total. On a plateau the last bits are noise, which would
+    send the bisection anywhere along it."""
+    return after >= before * (1 - 4 * jnp.finfo(before.dtype).eps)
 
 
 def take_prefix(

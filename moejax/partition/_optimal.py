@@ -39,8 +39,11 @@ def optimal(
         if is_traced(tokens_per_expert):
             raise ValueError("optimal: give max_total_tokens (static) under jit, vmap or grad")
         # The next power of two, so that calls with other counts share a compilation.
-        total = int(np.sum(np.maximum(np.asarray(tokens_per_expert), 0), dtype=np.int64))
+        inside = np.clip(np.asarray(tokens_per_expert), 0, costs.max_tokens)
+        total = int(np.sum(inside, dtype=np.int64))
         max_total_tokens = 1 << max(total - 1, 0).bit_length()
+    if max_total_tokens < 0:
+        raise ValueError(f"max_total_tokens = {max_total_tokens}: allowed is 0 or more")
     return _optimal(tokens_per_expert, costs, max_total_tokens=max_total_tokens)
 
 

@@ -30,7 +30,12 @@ def score(
     **Raises:** `ValueError` for impossible counts or costs, eagerly; a `status` under tracing.
     """
     counts, status = checked(tokens_per_expert, costs)
-    return scored(jnp.asarray(on_gpu), counts, costs, status, num_groups)
+    on_gpu = jnp.asarray(on_gpu)
+    if on_gpu.shape != counts.shape or on_gpu.dtype != bool:
+        raise ValueError(f"on_gpu is {on_gpu.dtype} {on_gpu.shape}: allowed is bool {counts.shape}")
+    if num_groups is not None and num_groups < 1:
+        raise ValueError(f"num_groups = {num_groups}: allowed is None, or 1 or more")
+    return scored(on_gpu, counts, costs, status, num_groups)
 
 
 def scored(on_gpu, counts, costs, status, num_groups: int | None = None) -> Partition:

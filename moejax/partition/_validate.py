@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -45,14 +45,24 @@ def eager_errors(policy: Callable[P, Partition]) -> Callable[P, Partition]:
 
     @functools.wraps(policy)
     def call(*args: P.args, **kwargs: P.kwargs) -> Partition:
+        given = signature.bind(*args, **kwargs).arguments
+        _check_width(given["tokens_per_expert"])
         partition = kernel(*args, **kwargs)
         if not is_traced(partition) and int(partition.status) != Status.OK:
-            given = signature.bind(*args, **kwargs).arguments
             detail = _offenders(given["tokens_per_expert"], given["costs"])
-            raise_if_bad(policy.__name__, partition.status, detail)
+            raise_if_bad(policy.__name__.lstrip("_"), partition.status, detail)
         return partition
 
     return call
+
+
+def _check_width(tokens_per_expert: Any) -> None:
+    """Raises for counts that a jitted function would wrap around to 32 bits unseen."""
+    if isinstance(tokens_per_expert, jax.Array):
+        return
+    counts = np.asarray(tokens_per_expert)
+    if counts.dtype.kind in "iu" and counts.size and np.max(counts) > np.iinfo(np.int32).max:
+        raise ValueError(f"tokens_per_expert = {np.max(counts)}: allowed is less than 2^31")
 
 
 def _offenders(tokens_per_expert: Array, costs: PartitionCosts) -> str:
@@ -95,6 +105,12 @@ def _check_shapes(tokens_per_expert: Array, costs: PartitionCosts) -> None:
             f"pim_time_by_tokens has shape {costs.pim_time_by_tokens.shape}, expected "
             "[max_tokens + 1] (use jax.vmap for batches)"
         )
+    for name, value in _given(costs):
+        wanted = costs.pim_time_by_tokens.shape if name.endswith("_by_tokens") else ()
+        if value.shape != wanted:
+            raise ValueError(
+                f"costs.{name} has shape {value.shape}, expected {wanted} (batches: jax.vmap)"
+            )
 
 
 def count_status(tokens_per_expert: Int[Array, " experts"], max_tokens: int) -> IntScalar:

@@ -73,6 +73,13 @@ def compare(
 
     **Raises:** as `evaluate`; `ValueError` for two policies of one name.
     """
+    for name, given, kind in (
+        ("model", model, MoEModel),
+        ("system", system, System),
+        ("workload", workload, Workload),
+    ):
+        if not isinstance(given, kind):
+            raise ValueError(f"{name} = {given!r}: allowed is a {kind.__name__}")
     chosen = tuple(policy_of(policy) for policy in policies)
     names = [policy.name for policy in chosen]
     if len(set(names)) < len(names):
@@ -106,7 +113,9 @@ def _compare(
     expert_ids = route(model, workload, key=key)
     routed = summarize(model, system, workload, expert_ids)
     status = merge(
-        input_status(model, system), workload.status, routing_status(workload, expert_ids)
+        input_status(model, system),
+        workload.status,
+        routing_status(workload, expert_ids, model.num_experts),
     )
     shared = Shared.of(model, system, requests, status)
     reports: dict[str, Report] = {}

@@ -36,7 +36,7 @@ class Report(eqx.Module):
     - `scheduler_time`: decision and all-gather time that nothing hides.
     - `head_time`: embedding and LM head.
     - `time_limited_by`: [5], the share of `tbt` spent in layers that each of `LIMITS` limits, s.
-    - `limited_by`: index into `LIMITS` of the largest of those.
+    - `limited_by`: index into `LIMITS` of the largest of those; -1 where `status` is not 0.
     - `experts_on_gpu`, `experts_on_pim`: active experts of a layer on either side, mean over
         layers.
     - `channel_utilization`: mean over peak busy time of PIM channel groups, mean over layers; 1
@@ -100,7 +100,10 @@ def report_of(system: System, workload: Workload, moe: Layer, shared: Shared) ->
     )
     okay = status == Status.OK
     poison = lambda x: jnp.where(okay, x, jnp.nan) if eqx.is_inexact_array(x) else x
-    return jax.tree.map(poison, report)
+    report = jax.tree.map(poison, report)
+    discrete = lambda r: (r.limited_by, r.memory_fits)
+    nothing = jnp.where(okay, report.limited_by, -1), report.memory_fits & okay
+    return eqx.tree_at(discrete, report, nothing)
 
 
 def _time_by_limit(

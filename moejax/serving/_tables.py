@@ -50,7 +50,8 @@ def columns(report: Report) -> dict[str, np.ndarray]:
     `limited_by` and `status` are names: one of `LIMITS`, one of `moejax.Status` in lower case.
     """
     table = {name: np.asarray(column(report)) for name, column in _COLUMNS.items()}
-    table["limited_by"] = np.array(LIMITS)[np.asarray(report.limited_by)]
+    # The last one is what -1 picks: nothing is known to limit a row that is not okay.
+    table["limited_by"] = np.array([*LIMITS, "-"])[np.asarray(report.limited_by)]
     names = np.array([status.name.lower() for status in Status])
     table["status"] = names[np.asarray(report.status)]
     return table
@@ -94,7 +95,7 @@ def _partition(
     status = merge(
         input_status(model, system),
         workload.status,
-        routing_status(workload, expert_ids),
+        routing_status(workload, expert_ids, model.num_experts),
         jnp.max(decision.status),
     )
     return routed.local_counts, decision.on_gpu & (routed.local_counts > 0), status

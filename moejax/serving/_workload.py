@@ -11,7 +11,7 @@ import numpy as np
 from moejax._checks import as_float
 from moejax._status import Status, flag, is_traced, merge
 from moejax._typing import Array, Bool, Float, FloatScalar, Int, IntScalar, PRNGKeyArray
-from moejax.models import MoEModel
+from moejax.models import MODELS, MoEModel
 from moejax.routing import (
     NOT_ROUTED,
     AbstractPopularity,
@@ -51,7 +51,8 @@ class Workload(eqx.Module):
         - `batch`: requests in the whole system. Traced: many batch sizes share a compilation.
         - `context`: tokens already in the cache, a scalar or [max_batch], one per request.
         - `max_batch`: static bound on `batch` that arrays are padded to; `batch` itself by
-            default, which then has to be a number. Results do not depend on it.
+            default, which then has to be a number. Results do not depend on it, but a trace has
+            to have that many sequences.
         - `routing`: a `RoutingTrace` of the same model, whose decode batches are drawn; or a
             popularity family to draw from; or `None` for the family that is calibrated to the
             model (`moejax.routing.calibrated`).
@@ -65,11 +66,26 @@ class Workload(eqx.Module):
         if max_batch is None:
             if is_traced(batch) or np.ndim(batch):
                 raise ValueError("Workload: batch is traced, so give max_batch (static)")
-            max_batch = int(batch)
-        self.max_batch = operator.index(max_batch)
+            max_batch = max(int(batch), 1)
+        try:
+            self.max_batch = operator.index(max_batch)
+        except TypeError:
+            raise ValueError(f"Workload.max_batch = {max_batch}: allowed is an int") from None
+        if routing is not None and not isinstance(routing, (RoutingTrace, AbstractPopularity)):
+            raise ValueError(
+                f"Workload.routing is a {type(routing).__name__}: allowed are None, a RoutingTrace "
+                "(moejax.routing.load) and a popularity family"
+            )
         batch = batch if isinstance(batch, jax.Array) else np.asarray(batch)
         if not jnp.issubdtype(batch.dtype, jnp.integer):
             raise ValueError(f"Workload.batch = {batch}: allowed is a whole number")
+        if batch.ndim and not is_traced(batch):
+            raise ValueError(f"Workload.batch = {batch}: allowed is one number (batches: jax.vmap)")
+        if not is_traced(batch) and not 1 <= int(batch) <= self.max_batch:
+            # Before int64 is cut to int32.
+            raise ValueError(
+                f"Workload.batch = {batch}: allowed is 1 .. max_batch = {self.max_batch}"
+            )
         # One dtype, or Python and NumPy integers would compile a program each.
         self.batch = jnp.asarray(batch, jnp.int32)
         self.context = as_float(context)
@@ -79,11 +95,6 @@ class Workload(eqx.Module):
         self._check()
 
     def _check(self) -> None:
-        if not is_traced(self.batch) and not np.all(
-            (np.asarray(self.batch) >= 1) & (np.asarray(self.batch) <= self.max_batch)
-        ):
-            allowed = f"1 .. max_batch = {self.max_batch}"
-            raise ValueError(f"Workload.batch = {self.batch}: allowed is {allowed}")
         if not is_traced(self.context) and not np.all(np.asarray(self.context) >= 0):
             raise ValueError(f"Workload.context = {self.context}: allowed is 0 or more tokens")
         if self.correlation is not None and not is_traced(self.correlation):
@@ -151,15 +162,16 @@ def route(
 
 
 def routing_status(
-    workload: Workload, expert_ids: Int[Array, "layers requests top_k"]
+    workload: Workload, expert_ids: Int[Array, "layers requests top_k"], num_experts: int
 ) -> IntScalar:
-    """Whether every request of the batch was routed: a trace can run out of sequences, and a
-    family whose numbers make no sense draws nothing."""
+    """Whether every request of the batch was routed, and to experts that are there: a trace can
+    run out of sequences, and a family whose numbers make no sense draws nothing."""
     missing = expert_ids == NOT_ROUTED
     # Tokens of a trace may well have been dropped, but not by every layer.
     over = jnp.all if isinstance(workload.routing, RoutingTrace) else jnp.any
     unrouted = over(missing, axis=(0, 2)) & workload.valid
-    return flag(jnp.any(unrouted), Status.INVALID_ROUTING)
+    outside = jnp.any((expert_ids < NOT_ROUTED) | (expert_ids >= num_experts))
+    return flag(jnp.any(unrouted) | outside, Status.INVALID_ROUTING)
 
 
 def routing_source(model: MoEModel, workload: Workload) -> str:
@@ -205,3 +217,5 @@ def _check_trace(model: MoEModel, trace: RoutingTrace) -> None:
             f"trace of {trace.model or 'an unnamed model'} has (MoE layers, experts, top_k) = "
             f"{found}, but {model.name} has {wanted}"
         )
+    if trace.model in MODELS and model.name in MODELS and trace.model != model.name:
+        raise ValueError(f"the trace is of {trace.model}, not of {model.name}")

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from moejax._status import is_traced
 from moejax._typing import Array, Float, Int, PRNGKeyArray
 from moejax.zoo._attention import Attention, rms_norm
 from moejax.zoo._experts import Experts, Gate, top_k_gate
@@ -153,7 +154,18 @@ class ByteMoE(eqx.Module):
         return (record.logits, record.router_logits) if return_router else record.logits
 
     def record(self, tokens: Int[Array, " tokens"], gate: Gate | None = None) -> Record:
-        """One sequence, with everything there is to see of its routing."""
+        """One sequence, with everything there is to see of its routing.
+
+        **Raises:** `ValueError` for tokens that are not a row of byte values.
+        """
+        tokens = jnp.asarray(tokens)
+        if tokens.ndim != 1 or tokens.size == 0 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(
+                f"tokens is {tokens.dtype} {tokens.shape}: allowed is a row of whole numbers "
+                "(batches: jax.vmap, or forward)"
+            )
+        if not is_traced(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < NUM_BYTES:
+            raise ValueError(f"tokens = {tokens.min()} .. {tokens.max()}: allowed is 0 .. 255")
         return self.forward(tokens[None], gate)
 
     @property

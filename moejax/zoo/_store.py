@@ -128,7 +128,11 @@ def heldout(max_tokens: int | None = None) -> np.ndarray:
     - `max_tokens`: at most that many bytes from the start.
 
     **Returns:** int32, shape `[tokens]`.
+
+    **Raises:** `ValueError` for less than one token.
     """
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens = {max_tokens}: allowed is None, or 1 or more")
     return join(read("heldout"))[:max_tokens].astype(np.int32)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 from moejax._typing import Array, Float
 from moejax.zoo._corpus import join, read
 from moejax.zoo._evaluate import byte_losses
-from moejax.zoo._model import ByteMoE, Record, ZooConfig
+from moejax.zoo._model import NUM_BYTES, ByteMoE, Record, ZooConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,17 +128,25 @@ def train(
     - `model_config`, `config`: shape of the model, and how to train it; default as shipped.
     - `checkpoint`: written every `every` steps, so that training can be stopped and resumed.
     - `log`: called with one line every `every` steps.
+
+    **Raises:** `ValueError` for no steps, bytes out of range, or a checkpoint of another run.
     """
     text = join(read("train")) if text is None else text
     model_config, config = model_config or ZooConfig(), config or TrainConfig()
+    if config.steps < 1 or every < 1:
+        raise ValueError(f"steps = {config.steps}, every = {every}: allowed is 1 or more")
+    if len(text) and not 0 <= int(np.min(text)) <= int(np.max(text)) < NUM_BYTES:
+        raise ValueError(f"text holds {np.min(text)} .. {np.max(text)}: allowed is 0 .. 255")
     model = ByteMoE(model_config, key=jax.random.key(config.seed))
     optimizer, step = _make_step(model, config)
-    state = (model, optimizer.init(jax.tree.leaves(model)), np.zeros(3))
+    run = float(zlib.crc32(repr((model_config, config)).encode(), zlib.crc32(bytes(text))))
+    fresh = np.array([0.0, 0.0, 0.0, np.nan, run])
+    state = (model, optimizer.init(jax.tree.leaves(model)), fresh)
     if checkpoint is not None and checkpoint.exists():
-        state = eqx.tree_deserialise_leaves(checkpoint, state)
-    model, optimizer_state, (start, seconds, cpu_seconds) = state
+        state = _resume(checkpoint, state)
+    model, optimizer_state, (start, seconds, cpu_seconds, loss, _) = state
 
-    recent, loss = [], float("nan")
+    recent = []
     since, cpu_since = time.monotonic(), time.process_time()
     for number in range(int(start), config.steps):
         tokens = jnp.asarray(batch_at(text, config, number), jnp.int32)
@@ -152,9 +161,21 @@ def train(
         since, cpu_since = now, cpu_now
         log(f"step {number + 1} of {config.steps}: loss {loss:.4f}, {seconds:.0f} s")
         if checkpoint is not None:
-            progress = np.array([number + 1, seconds, cpu_seconds])
+            progress = np.array([number + 1, seconds, cpu_seconds, loss, run])
             _save(checkpoint, (model, optimizer_state, progress))
-    return TrainResult(model, loss, float(seconds), float(cpu_seconds))
+    return TrainResult(model, float(loss), float(seconds), float(cpu_seconds))
+
+
+def _resume(checkpoint: Path, fresh):
+    """The state of a checkpoint, if it is of the same configuration and text."""
+    other = f"{checkpoint} is the checkpoint of another model, configuration or text"
+    try:
+        state = eqx.tree_deserialise_leaves(checkpoint, fresh)
+    except RuntimeError:
+        raise ValueError(other) from None
+    if state[2][-1] != fresh[2][-1]:
+        raise ValueError(other)
+    return state
 
 
 def _make_step(model: ByteMoE, config: TrainConfig):
