@@ -212,3 +212,9 @@ def test_traces_look_as_published(
     pair = valid[1:] & valid[:-1] & (sequence[1:] == sequence[:-1])
     again = (ids[:, :-1, :, None] == ids[:, 1:, None, :]).any(-1)
     assert again[:, pair].mean() == two_digits(reused)
+
+
+@pytest.mark.parametrize("counts", [[0, float("nan")], [0, 1.5]])
+def test_bimodality_takes_whole_numbers_only(counts):
+    with pytest.raises(ValueError, match="integer"):
+        bimodality(jnp.asarray(counts))

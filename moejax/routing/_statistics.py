@@ -70,9 +70,12 @@ def bimodality(counts: Int[Array, "... experts"]) -> Bimodality:
 
     **Returns:** shares of shape [...]. NaN, under tracing, for a batch with a negative count.
 
-    **Raises:** `ValueError` for no experts or (called eagerly) a negative count.
+    **Raises:** `ValueError` for no experts, counts that are not whole numbers by type, or (called
+    eagerly) a negative count.
     """
     counts = jnp.asarray(counts)
+    if not jnp.issubdtype(counts.dtype, jnp.integer):
+        raise ValueError(f"bimodality: counts is {counts.dtype}: allowed is an integer type")
     if counts.ndim == 0 or counts.shape[-1] == 0:
         raise ValueError(f"bimodality: counts has shape {counts.shape}: allowed is [..., experts]")
     if not is_traced(counts) and bool((counts < 0).any()):
