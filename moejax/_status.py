@@ -2,7 +2,8 @@
 
 Called eagerly, moejax raises `ValueError`. Under tracing nothing can be raised for one row of a
 batch, so results carry an int32 ``status``: 0 means fine, anything else is a `Status`, and the
-floating-point fields beside it are NaN.
+floating-point fields beside it are NaN (infinite for `Status.DEAD_LINK`, and the best found
+for `Status.STOPPED_EARLY`).
 """
 
 import enum
@@ -26,6 +27,15 @@ class Status(enum.IntEnum):
     INVALID_ROUTING = 6
     BAD_RATE = 7
     BAD_COST = 8
+    INVALID_NODE = 9
+    NEGATIVE_BYTES = 10
+    DEAD_LINK = 11
+    TOO_MANY_MESSAGES = 12
+    NOT_CONVERGED = 13
+    BAD_SHARE = 14
+    BAD_POSITION = 15
+    INFEASIBLE_MEMORY = 16
+    STOPPED_EARLY = 17
 
     @property
     def message(self) -> str:
@@ -43,6 +53,15 @@ _MESSAGES = {
     Status.INVALID_ROUTING: "an expert id lies outside 0 .. num_experts - 1",
     Status.BAD_RATE: "a bandwidth or FLOP rate is zero, negative or NaN",
     Status.BAD_COST: "a time, size or FLOP count is negative or NaN",
+    Status.INVALID_NODE: "a message names a node outside the topology",
+    Status.NEGATIVE_BYTES: "the bytes or the start time of a message are negative or not finite",
+    Status.DEAD_LINK: "traffic crosses a link without bandwidth: it never arrives",
+    Status.TOO_MANY_MESSAGES: "there are more messages or packets than the static room for them",
+    Status.NOT_CONVERGED: "the schedule of a cyclic network did not settle within max_iterations",
+    Status.BAD_SHARE: "a row of share has a negative entry or does not sum to 1",
+    Status.BAD_POSITION: "node_position does not give each node a place of its own",
+    Status.INFEASIBLE_MEMORY: "no placement meets the memory cap",
+    Status.STOPPED_EARLY: "the solver stopped at its limit and returns the best it found",
 }
 
 

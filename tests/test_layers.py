@@ -20,6 +20,9 @@ LAYERS = {
     "routing": {"models"},
     "cost": {"models", "hardware"},
     "partition": {"cost"},
+    "noc": {"hardware"},
+    "placement": {"models", "routing", "cost", "noc"},
+    "schedule": {"routing", "cost", "noc", "placement"},
     "zoo": {"routing"},
     "serving": {"models", "hardware", "routing", "cost", "partition"},
 }
