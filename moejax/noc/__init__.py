@@ -5,6 +5,10 @@ Reading guide:
 - `_topology`: `Topology`, rates to sweep beside the route tables that the simulator runs on.
 - `_assemble`: how the tables come from routes: dependency layers and ranks of remaining paths.
 - `_grids`: `mesh` and `torus`.
+- `_messages`, `_traffic`: `Messages`, and those that a batch of expert choices sends.
+- `_simulate`: `simulate` and `bookings`; `_run` goes level by level, `_queue` serves one level,
+  `_order` sorts it, `_settle` iterates circles of links to their fixed point.
+- `_load`: `link_load_bound`, the incidence algebra that needs no simulation.
 
 Shapes and routes are static, rates are traced: one compilation serves all bandwidths of a
 topology. SI units throughout.
@@ -12,15 +16,29 @@ topology. SI units throughout.
 
 from moejax.noc._grids import mesh as mesh
 from moejax.noc._grids import torus as torus
+from moejax.noc._load import link_load_bound as link_load_bound
+from moejax.noc._messages import Messages as Messages
+from moejax.noc._run import Bookings as Bookings
+from moejax.noc._simulate import LinkReport as LinkReport
+from moejax.noc._simulate import bookings as bookings
+from moejax.noc._simulate import simulate as simulate
 from moejax.noc._topology import NO_LINK as NO_LINK
 from moejax.noc._topology import Stage as Stage
 from moejax.noc._topology import Topology as Topology
+from moejax.noc._traffic import expert_traffic as expert_traffic
 
 
 __all__ = [
     "NO_LINK",
+    "Bookings",
+    "LinkReport",
+    "Messages",
     "Stage",
     "Topology",
+    "bookings",
+    "expert_traffic",
+    "link_load_bound",
     "mesh",
+    "simulate",
     "torus",
 ]

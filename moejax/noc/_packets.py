@@ -51,14 +51,14 @@ def split(messages: Messages, packet_bytes: FloatLike, max_packets: int) -> Mess
     exists = (number == 0) | (rest > REMAINDER * packet_bytes)
     left = messages.bytes - max_packets * packet_bytes
     too_many = jnp.any(messages.valid & (left > REMAINDER * packet_bytes))
-    spread = lambda x: None if x is None else jnp.repeat(x, max_packets)
+    spread = lambda x: jnp.repeat(x, max_packets)
     return Messages(
         spread(messages.source),
         spread(messages.destination),
         jnp.clip(rest, 0, packet_bytes).reshape(-1),
         (messages.valid[:, None] & exists).reshape(-1),
         spread(messages.start_time),
-        spread(messages.flow),
+        None if messages.flow is None else spread(messages.flow),
         merge(messages.status, flag(too_many, Status.TOO_MANY_MESSAGES)),
     )
 

@@ -14,7 +14,7 @@ from jax import lax
 
 from moejax._typing import Array, Bool, BoolScalar, Float, Int, IntScalar
 from moejax.noc._messages import Messages
-from moejax.noc._order import Field, bits_for, dense_rank
+from moejax.noc._order import Field, dense_rank
 from moejax.noc._queue import NO_ITEM, Served, serve
 from moejax.noc._settle import follow, settle
 from moejax.noc._topology import NO_LINK, Stage, Topology

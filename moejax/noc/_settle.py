@@ -1,4 +1,4 @@
-"""Fixed points of a schedule: iterate until nothing changes, and differentiate through the result."""
+"""Fixed points of a schedule: iterate until nothing changes; derivatives of the result."""
 
 from collections.abc import Callable
 from typing import TypeAlias
