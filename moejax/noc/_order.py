@@ -40,15 +40,20 @@ def time_field(time: Float[Array, " items"]) -> Field:
     return Field(raw, bits - 1)
 
 
-def stable_order(fields: Sequence[Field]) -> Int[Array, " items"]:
-    """The permutation that sorts by `fields`, the first one first, and by position at last."""
+def stable_order(
+    fields: Sequence[Field], start: Int[Array, " items"] | None = None
+) -> Int[Array, " items"]:
+    """The permutation that sorts by `fields`, the first one first, and by position at last.
+
+    `start` is a permutation to use in place of the position: the order by further fields.
+    """
     num_items = fields[0].value.shape[0]
     position_bits = bits_for(num_items)
     # 64-bit words are needed whatever the caller's precision is; nothing but int32 leaves.
     with jax.enable_x64(True):
         position = jnp.arange(num_items, dtype=jnp.uint64)
         mask = jnp.uint64(2**position_bits - 1)
-        order = None
+        order = start
         for word in _pack(fields, WORD_BITS - position_bits):
             key = word if order is None else _take(word, order)
             ordered = lax.sort((key << jnp.uint64(position_bits)) | position)

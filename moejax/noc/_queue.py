@@ -25,7 +25,8 @@ def serve(
     segment: Field,
     ready: Float[Array, " items"],
     service: Float[Array, " items"],
-    ties: Sequence[Field],
+    ties: Sequence[Field] = (),
+    start: Int[Array, " items"] | None = None,
 ) -> Served:
     """Serves the items of every segment one after another.
 
@@ -34,11 +35,12 @@ def serve(
     - `segment`: which queue an item stands in.
     - `ready`, `service`: when it may start and how long it takes, in s.
     - `ties`: what decides between equal ready times in one queue; the position does at last.
+    - `start`: the order by `ties`, where it is known beforehand.
 
     Gradients follow the one item or ready time that decided (a subgradient at ties), not an
     average: the derivative of a schedule is that of its critical path.
     """
-    order = stable_order([segment, time_field(ready), *ties])
+    order = stable_order([segment, time_field(ready), *ties], start)
     take = lambda values: values.at[order].get(mode="promise_in_bounds")
 
     def step(carry, item):

@@ -14,7 +14,7 @@ from jax import lax
 
 from moejax._typing import Array, Bool, BoolScalar, Float, Int, IntScalar
 from moejax.noc._messages import Messages
-from moejax.noc._order import Field, dense_rank
+from moejax.noc._order import Field, dense_rank, stable_order
 from moejax.noc._queue import NO_ITEM, Served, serve
 from moejax.noc._settle import follow, settle
 from moejax.noc._topology import NO_LINK, Stage, Topology
@@ -121,8 +121,11 @@ class _Network:
         hops = self.hops(*(table[:, self.route].T for table in self.tables(stage)))
         held = lax.stop_gradient((self.topology, hops, moving))
 
+        # Ties do not change from round to round: sorted once, they leave shorter keys.
+        order = stable_order(self.ties(hops)) if self.size_rank is not None else None
+
         def again(ready, hops=hops, first=moving.ready):
-            step, _ = self.passed(hops, self.serve(hops, ready))
+            step, _ = self.passed(hops, self.serve(hops, ready, order))
             ready = jnp.concatenate([first[:, None], step[:, :-1]], axis=1)
             return jnp.where(hops.active, ready, 0)
 
@@ -131,7 +134,7 @@ class _Network:
         guess = moving.ready[:, None] + jnp.cumsum(alone, axis=1) - alone
         guess = jnp.where(hops.active & jnp.isfinite(guess), guess, 0)
         ready, rounds, done = settle(again, guess, max_iterations)
-        served = self.serve(hops, follow(again, frozen, ready))
+        served = self.serve(hops, follow(again, frozen, ready), order)
         return (
             self.onward(hops, served, moving),
             self.booked(hops, served, stage.start),
@@ -154,20 +157,27 @@ class _Network:
         latency = jnp.where(active, self.topology.resource_latency[resource], 0)
         return _Hops(resource, jnp.maximum(rank, 0), active, service, latency)
 
-    def serve(self, hops: _Hops, ready: Float[Array, "messages hops"]) -> Served:
+    def serve(
+        self,
+        hops: _Hops,
+        ready: Float[Array, "messages hops"],
+        order: Int[Array, " items"] | None = None,
+    ) -> Served:
         """Serves all hops at once; what does not hop stands in a queue of its own, the last."""
         nowhere = 2**self.topology.segment_bits
         segment = jnp.where(hops.active, self.topology.segment[hops.resource], nowhere)
-        ties = []
-        if self.size_rank is not None:
-            size = jnp.broadcast_to(self.size_rank.value[:, None], segment.shape)
-            ties = [
-                Field(size.reshape(-1), self.size_rank.bits),
-                Field(hops.rank.reshape(-1), self.topology.rank_bits),
-            ]
         queue = Field(segment.reshape(-1), self.topology.segment_bits + 1)
-        served = serve(queue, ready.reshape(-1), hops.service.reshape(-1), ties)
+        ties = self.ties(hops) if order is None else ()
+        served = serve(queue, ready.reshape(-1), hops.service.reshape(-1), ties, order)
         return Served(*(part.reshape(segment.shape) for part in served))
+
+    def ties(self, hops: _Hops) -> list[Field]:
+        """Store-and-forward: the smaller message, then the smaller path. Cut-through: neither."""
+        if self.size_rank is None:
+            return []
+        size = jnp.broadcast_to(self.size_rank.value[:, None], hops.rank.shape)
+        rank = Field(hops.rank.reshape(-1), self.topology.rank_bits)
+        return [Field(size.reshape(-1), self.size_rank.bits), rank]
 
     def passed(self, hops: _Hops, served: Served) -> tuple[Array, Array]:
         """When messages may start their next hop, and when all of them has passed this one."""
