@@ -1,8 +1,11 @@
 """Which node holds which share of which expert, and what that costs.
 
 A reading guide: a placement is an array `share` [experts, nodes] whose rows sum to 1.
-`_statistics.py` is what one is fitted to, `_costs.py` the estimate it is judged by, and
-`_parallel.py` holds the placements that need neither.
+`_statistics.py` is what one is fitted to, `_costs.py` the estimate it is judged by, `_memory.py`
+what it stores on each node.
+
+The baselines: `_parallel.py` holds those that need no trace, `_hybrid.py` balances regions of nodes
+(with the search and solver of `_regions.py`), `_eplb.py` copies whole experts.
 """
 
 from moejax.placement._costs import HOSTING_SHARE as HOSTING_SHARE
@@ -15,26 +18,52 @@ from moejax.placement._costs import evaluate_batch as evaluate_batch
 from moejax.placement._costs import host_set_traffic as host_set_traffic
 from moejax.placement._costs import node_load as node_load
 from moejax.placement._costs import node_traffic as node_traffic
+from moejax.placement._eplb import ReplicaPlan as ReplicaPlan
+from moejax.placement._eplb import replica_share as replica_share
+from moejax.placement._eplb import replicate_and_pack as replicate_and_pack
+from moejax.placement._hybrid import balance_regions as balance_regions
+from moejax.placement._hybrid import hybrid as hybrid
+from moejax.placement._hybrid import hybrid_comm_time as hybrid_comm_time
+from moejax.placement._hybrid import region_position as region_position
+from moejax.placement._hybrid import region_share as region_share
+from moejax.placement._memory import MemoryUse as MemoryUse
+from moejax.placement._memory import memory_use as memory_use
+from moejax.placement._memory import published_expert_bytes as published_expert_bytes
 from moejax.placement._parallel import expert_parallel as expert_parallel
 from moejax.placement._parallel import tensor_parallel as tensor_parallel
+from moejax.placement._regions import RegionBalance as RegionBalance
 from moejax.placement._statistics import Statistics as Statistics
 from moejax.placement._statistics import statistics as statistics
 from moejax.placement._statistics import trace_statistics as trace_statistics
+from moejax.placement._validate import UNPLACED as UNPLACED
 
 
 __all__ = [
     "HOSTING_SHARE",
+    "UNPLACED",
+    "MemoryUse",
     "NodeCosts",
     "PlacementTimes",
+    "RegionBalance",
+    "ReplicaPlan",
     "Statistics",
+    "balance_regions",
     "compute_bound",
     "compute_comm_ratio",
     "evaluate",
     "evaluate_batch",
     "expert_parallel",
     "host_set_traffic",
+    "hybrid",
+    "hybrid_comm_time",
+    "memory_use",
     "node_load",
     "node_traffic",
+    "published_expert_bytes",
+    "region_position",
+    "region_share",
+    "replica_share",
+    "replicate_and_pack",
     "statistics",
     "tensor_parallel",
     "trace_statistics",
