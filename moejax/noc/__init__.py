@@ -4,7 +4,8 @@ Reading guide:
 
 - `_topology`: `Topology`, rates to sweep beside the route tables that the simulator runs on.
 - `_assemble`: how the tables come from routes: dependency layers and ranks of remaining paths.
-- `_grids`: `mesh` and `torus`.
+- `_grids`: `mesh` and `torus`. `_fat_tree`: `fat_tree`. `_graphs`: `custom`, and `ring`,
+  `fully_connected`, `mesh_3d` built on it.
 - `_messages`, `_traffic`: `Messages`, and those that a batch of expert choices sends.
 - `_simulate`: `simulate` and `bookings`; `_run` goes level by level, `_queue` serves one level,
   `_order` sorts it, `_settle` iterates circles of links to their fixed point.
@@ -14,6 +15,11 @@ Shapes and routes are static, rates are traced: one compilation serves all bandw
 topology. SI units throughout.
 """
 
+from moejax.noc._fat_tree import fat_tree as fat_tree
+from moejax.noc._graphs import custom as custom
+from moejax.noc._graphs import fully_connected as fully_connected
+from moejax.noc._graphs import mesh_3d as mesh_3d
+from moejax.noc._graphs import ring as ring
 from moejax.noc._grids import mesh as mesh
 from moejax.noc._grids import torus as torus
 from moejax.noc._load import link_load_bound as link_load_bound
@@ -36,9 +42,14 @@ __all__ = [
     "Stage",
     "Topology",
     "bookings",
+    "custom",
     "expert_traffic",
+    "fat_tree",
+    "fully_connected",
     "link_load_bound",
     "mesh",
+    "mesh_3d",
+    "ring",
     "simulate",
     "torus",
 ]

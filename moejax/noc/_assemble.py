@@ -6,6 +6,7 @@ components, layered by the longest path to them, are the columns: resources of o
 wait for each other unless they are on a common cycle.
 """
 
+import math
 import operator
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 from scipy.sparse import coo_array, csgraph
 
 from moejax._checks import as_float
+from moejax._status import is_traced
 from moejax._typing import Array, Float, Int
 from moejax.noc._topology import NO_LINK, Stage, Topology
 
@@ -58,7 +60,7 @@ def assemble(
     - `num_routes`: [pairs], default 1.
     """
     _, choices, pairs = paths.shape
-    num_nodes, num_vertices = int(round(pairs**0.5)), len(coordinates)
+    num_nodes, num_vertices = math.isqrt(pairs), len(coordinates)
     if num_routes is None:
         num_routes = np.ones(pairs, np.int32)
     hops = resources_of(links, paths, num_vertices, num_nodes, ports)
@@ -90,26 +92,29 @@ def assemble(
 
 def topology_of(tables: Tables, bandwidth: Any, hop_latency: Any, port_bandwidth: Any) -> Topology:
     """The topology with these tables; rates are scalars or [links], [nodes] for the ports."""
-
-    def spread(name: str, value: Any, axis: str, length: int) -> Array:
-        value = as_float(value)
-        if value.shape not in ((), (length,)):
-            raise ValueError(
-                f"{tables.kind}: {name} has shape {value.shape}, expected a scalar or "
-                f"[{axis}] = ({length},)"
-            )
-        return jnp.broadcast_to(value, (length,))
-
+    kind, links = tables.kind, len(tables.links)
     ports = None
     if port_bandwidth is not None:
-        ports = spread("port_bandwidth", port_bandwidth, "nodes", tables.num_nodes)
+        ports = spread(kind, "port_bandwidth", port_bandwidth, "nodes", tables.num_nodes)
     return Topology(
-        link_bandwidth=spread("bandwidth", bandwidth, "links", len(tables.links)),
-        hop_latency=spread("hop_latency", hop_latency, "links", len(tables.links)),
+        link_bandwidth=spread(kind, "bandwidth", bandwidth, "links", links),
+        hop_latency=spread(kind, "hop_latency", hop_latency, "links", links),
         injection_bandwidth=ports,
         ejection_bandwidth=ports,
         **tables._asdict(),
     )
+
+
+def spread(kind: str, name: str, value: Any, axis: str, length: int) -> Array:
+    """A scalar or an array as the array. Raises `ValueError` for one of another shape."""
+    value = as_float(value)
+    if value.shape not in ((), (length,)):
+        raise ValueError(
+            f"{kind}: {name} has shape {value.shape}, expected a scalar or [{axis}] = ({length},)"
+        )
+    if is_traced(value):
+        return jnp.broadcast_to(value, (length,))
+    return jnp.asarray(np.broadcast_to(value, (length,)))  # without a compilation per length
 
 
 def whole_sizes(kind: str, **sizes: Any) -> tuple[int, ...]:
