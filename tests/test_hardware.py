@@ -24,7 +24,7 @@ def raises(*words):
     return pytest.raises(ValueError, match=".*".join(re.escape(word) for word in words))
 
 
-@pytest.mark.parametrize("name", HARDWARE)
+@pytest.mark.parametrize("name", [name for name in HARDWARE if not name.startswith("nmp-")])
 def test_every_system_builds(name):
     preset = HARDWARE[name]
     built = preset.build()

@@ -1,4 +1,5 @@
-"""Hardware: GPUs with processing-in-memory (PIM) inside their HBM, linked into systems.
+"""Hardware: GPUs with processing-in-memory (PIM) inside their HBM, linked into systems; and
+near-memory systems of DRAM on logic, without GPUs.
 
 Reading guide:
 
@@ -6,11 +7,13 @@ Reading guide:
 - `_pim`: what every PIM owes (`AbstractPIM`), and one known by two rates (`RatePIM`).
 - `_bank_pim`, `_dram`: a unit beside every bank, timed command by command.
 - `_table_pim`: times from a CSV table.
+- `_nmp`, `_nmp_presets`: systems without GPUs, of nodes that compute below their own DRAM.
 - `_stack`: several systems as one batched one.
 - `_fields`: checked fields, and dotted paths to reach each (`numeric_fields`, `set_fields`).
 - `_gpu_presets`, `_pim_presets`, `_presets`: registries, a source beside each number; `get`.
 
-Every number is a traced array; names, orders and `num_gpus` are static. SI units throughout.
+Every number is a traced array; names, orders, shapes and `num_gpus` are static. SI units
+throughout.
 """
 
 from moejax.hardware._bank_pim import BankPIM as BankPIM
@@ -20,6 +23,8 @@ from moejax.hardware._dram import refresh_stall as refresh_stall
 from moejax.hardware._fields import numeric_fields as numeric_fields
 from moejax.hardware._fields import set_fields as set_fields
 from moejax.hardware._gpu_presets import GPUS as GPUS
+from moejax.hardware._nmp import NMPSystem as NMPSystem
+from moejax.hardware._nmp_presets import NMPPreset as NMPPreset
 from moejax.hardware._pim import AbstractPIM as AbstractPIM
 from moejax.hardware._pim import RatePIM as RatePIM
 from moejax.hardware._pim_presets import PIMS as PIMS
@@ -49,6 +54,8 @@ __all__ = [
     "GEMVCurve",
     "HardwarePreset",
     "Link",
+    "NMPPreset",
+    "NMPSystem",
     "RatePIM",
     "Source",
     "System",

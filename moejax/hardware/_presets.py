@@ -1,4 +1,5 @@
-"""Systems: a curated registry, and any `<gpus>x<gpu>-<pim>` composed of the two others."""
+"""Systems: a curated registry, any `<gpus>x<gpu>-<pim>` composed of the two others, and the
+near-memory systems of `_nmp_presets`."""
 
 import re
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ from typing import Any
 from moejax._checks import lookup
 from moejax.hardware._fields import set_fields
 from moejax.hardware._gpu_presets import GPUS
+from moejax.hardware._nmp_presets import NMP_SYSTEMS, NMPPreset, nmp_preset
 from moejax.hardware._pim_presets import PIMS
 from moejax.hardware._source import Source, cite
 from moejax.hardware._system import Link, System
@@ -130,22 +132,27 @@ def _curated() -> dict[str, SystemPreset]:
     return systems
 
 
-HARDWARE: dict[str, SystemPreset] = _curated()
+HARDWARE: dict[str, SystemPreset | NMPPreset] = {**_curated(), **NMP_SYSTEMS}
 
 
-def preset(name: str) -> SystemPreset:
-    """The preset of a system by name: a key of `HARDWARE`, or `<gpus>x<gpu>-<pim>`.
+def preset(name: str) -> SystemPreset | NMPPreset:
+    """The preset of a system by name: a key of `HARDWARE`, or a name of one of these forms.
 
-    GPU and PIM are keys of `GPUS` and `PIMS`; `h100`, `h200`, `a100` and `samsung-pim` are short
-    for the longer names, as in `16xh100-neupims`.
+    - `<gpus>x<gpu>-<pim>`, as in `16xh100-neupims`: GPU and PIM are keys of `GPUS` and `PIMS`;
+        `h100`, `h200`, `a100` and `samsung-pim` are short for the longer names.
+    - `nmp-[torus-]<rows>x<cols>-<T>t-<G>g` or `nmp-fat-tree-32-<T>t-<G>g`, as in
+        `nmp-4x8-3t-60g`: nodes of T TFLOP/s, links of G GB/s.
 
     **Raises:** `ValueError` for an unknown name, naming the nearest.
     """
     if name in HARDWARE:
         return HARDWARE[name]
-    return _compose(name) or lookup("hardware", name, HARDWARE)
+    return nmp_preset(name) or _compose(name) or lookup("hardware", name, HARDWARE)
 
 
-def get(name: str) -> System:
-    """The system of a given name; see `preset` for the names."""
+def get(name: str) -> Any:
+    """The system of a given name; see `preset` for the names.
+
+    **Returns:** a `System`, or an `NMPSystem` for names that begin with `nmp-`.
+    """
     return preset(name).build()

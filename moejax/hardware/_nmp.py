@@ -1,0 +1,62 @@
+"""Near-memory systems: nodes that compute below their own DRAM, joined by a network on chip."""
+
+import math
+
+import equinox as eqx
+
+from moejax._checks import as_float
+from moejax._typing import FloatLike, FloatScalar
+from moejax.hardware._fields import NON_NEGATIVE, POSITIVE, AbstractHardware, one_of
+
+
+# How many sizes the shape of each kind of network has.
+_DIMENSIONS = {"mesh": 2, "torus": 2, "fat_tree": 3}
+
+
+class NMPSystem(AbstractHardware):
+    """Equal nodes, each with DRAM stacked on its logic, on a network (HDA-MoE, arXiv 2609.08682,
+    section VI-B).
+
+    **Arguments:**
+
+    - `flops_per_s`: of one node, FLOP/s.
+    - `dram_bandwidth`: B/s from a node's own DRAM to its logic.
+    - `dram_bytes`: capacity of a node's DRAM, bytes.
+    - `link_bandwidth`: B/s of one link of the network in one direction.
+    - `start_time`: s to start each chunk of a pipelined broadcast at each hop (alpha).
+    - `hop_latency`: s that a message takes from one link to the next beside its transfer.
+    - `network`: `"mesh"` or `"torus"` of shape (rows, columns), or `"fat_tree"` of shape (pods,
+        leaf switches of a pod, nodes of a leaf switch). Static.
+    - `shape`: static; its product is the number of nodes. Node (row, column) is number
+        `row * columns + column`; in a fat-tree the nodes of a leaf are neighbors.
+    - `name`: for reports.
+    """
+
+    flops_per_s: FloatScalar = eqx.field(converter=as_float, metadata=POSITIVE)
+    dram_bandwidth: FloatScalar = eqx.field(converter=as_float, metadata=POSITIVE)
+    dram_bytes: FloatScalar = eqx.field(converter=as_float, metadata=POSITIVE)
+    link_bandwidth: FloatScalar = eqx.field(converter=as_float, metadata=POSITIVE)
+    start_time: FloatScalar = eqx.field(converter=as_float, default=1e-7, metadata=NON_NEGATIVE)
+    hop_latency: FloatScalar = eqx.field(converter=as_float, default=0.0, metadata=NON_NEGATIVE)
+    network: str = eqx.field(static=True, default="mesh", metadata=one_of(*_DIMENSIONS))
+    shape: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=(4, 8))
+    name: str = eqx.field(static=True, default="custom")
+
+    def __check_init__(self) -> None:
+        sizes = self.shape
+        whole = all(isinstance(s, int) and not isinstance(s, bool) and s >= 1 for s in sizes)
+        if not whole or len(sizes) != _DIMENSIONS[self.network]:
+            raise ValueError(
+                f"NMPSystem.shape = {sizes}: allowed for a {self.network} is "
+                f"{_DIMENSIONS[self.network]} whole numbers of at least 1"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that compute."""
+        return math.prod(self.shape)
+
+    def roofline_time(self, flops: FloatLike, moved: FloatLike) -> FloatScalar:
+        """Seconds for FLOPs and bytes that all nodes share evenly, one after the other: nothing
+        overlaps, as in the authors' model."""
+        return (flops / self.flops_per_s + moved / self.dram_bandwidth) / self.num_nodes
