@@ -43,12 +43,13 @@ class NMPSystem(AbstractHardware):
     name: str = eqx.field(static=True, default="custom")
 
     def __check_init__(self) -> None:
-        sizes = self.shape
+        sizes, wanted = self.shape, _DIMENSIONS.get(self.network)
         whole = all(isinstance(s, int) and not isinstance(s, bool) and s >= 1 for s in sizes)
-        if not whole or len(sizes) != _DIMENSIONS[self.network]:
+        # An unknown network has an error of its own.
+        if wanted is not None and not (whole and len(sizes) == wanted):
             raise ValueError(
-                f"NMPSystem.shape = {sizes}: allowed for a {self.network} is "
-                f"{_DIMENSIONS[self.network]} whole numbers of at least 1"
+                f"NMPSystem.shape = {sizes}: allowed for a {self.network} is {wanted} whole "
+                "numbers of at least 1"
             )
 
     @property
