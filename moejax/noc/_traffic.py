@@ -126,7 +126,8 @@ def pair_messages(matrix: Float[Array, "nodes nodes"]) -> Messages:
 def _expert_traffic(expert_ids, share, node_position, scale, key, max_messages, expected):
     num_tokens, top_k = expert_ids.shape
     num_experts, num_nodes = share.shape
-    position = node_position.astype(jnp.int32)
+    # Traces come in unsigned bytes, in which 256 experts or a padding of -1 would wrap around.
+    expert_ids, position = expert_ids.astype(jnp.int32), node_position.astype(jnp.int32)
     hosts = (share > HOSTING_SHARE) & (position >= 0)
     listed = (expert_ids >= 0) & (expert_ids < num_experts)
     safe_ids = jnp.where(listed, expert_ids, 0)

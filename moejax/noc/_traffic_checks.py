@@ -15,7 +15,7 @@ SHARE_TOLERANCE = 1e-4
 
 
 def share_is_bad(share: Any) -> Any:
-    """[experts] rows with an entry below zero or NaN, or without a sum of 1. numpy or JAX arrays."""
+    """[experts] rows with an entry below 0, or that do not sum to 1. numpy or JAX arrays."""
     near = abs(share.sum(axis=1) - 1) <= SHARE_TOLERANCE
     return ~(near & (share >= 0).all(axis=1))
 
@@ -27,15 +27,14 @@ def check_traffic(expert_ids, share, node_position, bytes_per_token, weight) -> 
     check_ids(expert_ids, np.shape(share)[0])
     check_position(node_position)
     check_non_negative("expert_traffic", "bytes_per_token", bytes_per_token)
-    if weight is not None:
-        check_non_negative("expert_traffic", "weight", weight)
+    check_weight(weight)
 
 
 def check_ids(expert_ids, num_experts: int) -> None:
     """Raises `ValueError` naming the first id that `share` has no row for."""
     if is_traced(expert_ids):
         return
-    ids = np.asarray(expert_ids)
+    ids = np.asarray(expert_ids).astype(np.int64)
     if np.any(ids >= num_experts):
         token = int(np.argmax(np.any(ids >= num_experts, axis=1)))
         offender = int(ids[token].max())
@@ -59,6 +58,19 @@ def check_share(share) -> None:
         )
 
 
+def check_weight(weight) -> None:
+    """Raises `ValueError` naming the first token whose weight is negative or not finite."""
+    if weight is None or is_traced(weight):
+        return
+    value = np.asarray(weight, np.float64)
+    bad = ~((value >= 0) & (value < np.inf))
+    if np.any(bad):
+        token = int(np.argmax(bad))
+        raise ValueError(
+            f"weight: token {token} has {value[token]:g}: allowed is finite, 0 or more"
+        )
+
+
 def check_position(node_position) -> None:
     """Raises `ValueError` naming a node without a cell of its own."""
     if is_traced(node_position):
@@ -79,29 +91,35 @@ def check_position(node_position) -> None:
         owner[cell] = node
 
 
-def _check_shapes(expert_ids, share, node_position, bytes_per_token, weight) -> None:
+def check_matrices(expert_ids, share, weight) -> None:
+    """Raises `ValueError` for the shapes and kinds of what every function here takes."""
     wanted = dict(expert_ids=(expert_ids, "[tokens, top_k]"), share=(share, "[experts, nodes]"))
     for name, (value, axes) in wanted.items():
-        shape = np.shape(value)
-        if len(shape) != 2 or 0 in shape:
+        if np.ndim(value) != 2 or 0 in np.shape(value):
             raise ValueError(
-                f"{name} has shape {shape}, expected {axes} without an empty axis "
+                f"{name} has shape {np.shape(value)}, expected {axes} without an empty axis "
                 "(batches: jax.vmap)"
             )
-    for name, value in dict(expert_ids=expert_ids, node_position=node_position).items():
-        if not jnp.issubdtype(_dtype(value), jnp.integer):
-            raise ValueError(f"{name} is {_dtype(value)}, not an integer")
-    shapes = dict(
-        node_position=(node_position, np.shape(share)[1:]),
-        bytes_per_token=(bytes_per_token, ()),
-        weight=(weight, np.shape(expert_ids)[:1]),
-    )
-    for name, (value, shape) in shapes.items():
-        if value is not None and np.shape(value) != shape:
-            raise ValueError(
-                f"{name} has shape {np.shape(value)}, expected {shape} (batches: jax.vmap)"
-            )
+    _check_integer("expert_ids", expert_ids)
+    if weight is not None:
+        _check_shape("weight", weight, np.shape(expert_ids)[:1])
 
 
-def _dtype(value):
-    return value.dtype if isinstance(value, jax.Array | np.ndarray) else np.asarray(value).dtype
+def _check_shapes(expert_ids, share, node_position, bytes_per_token, weight) -> None:
+    check_matrices(expert_ids, share, weight)
+    _check_integer("node_position", node_position)
+    _check_shape("node_position", node_position, np.shape(share)[1:])
+    _check_shape("bytes_per_token", bytes_per_token, ())
+
+
+def _check_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    if np.shape(value) != shape:
+        raise ValueError(
+            f"{name} has shape {np.shape(value)}, expected {shape} (batches: jax.vmap)"
+        )
+
+
+def _check_integer(name: str, value: Any) -> None:
+    dtype = value.dtype if isinstance(value, jax.Array | np.ndarray) else np.asarray(value).dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(f"{name} is {dtype}, not an integer")
