@@ -63,7 +63,7 @@ def fat_tree(
         if value is not None:
             rates[i] = spread("fat_tree", name, value, "links", len(tier))
     rates[2] = rates[2] / as_float(oversubscription)
-    return topology_of(tables, jnp.choose(tier, rates), hop_latency, port_bandwidth)
+    return topology_of(tables, jnp.choose(tier, rates, mode="clip"), hop_latency, port_bandwidth)
 
 
 @functools.lru_cache(maxsize=32)

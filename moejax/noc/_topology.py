@@ -149,8 +149,8 @@ class Topology(eqx.Module):
             if not 0 <= node < self.num_nodes:
                 raise ValueError(f"{name} = {node}: allowed is 0 .. {self.num_nodes - 1}")
         pair = source * self.num_nodes + destination
-        if not 0 <= choice < (count := int(self.num_routes[pair])):
+        if not 0 <= choice < (count := int(np.asarray(self.num_routes)[pair])):
             raise ValueError(f"choice = {choice}: {source} -> {destination} has {count} route(s)")
-        resources = np.asarray(self.route_resource[:, choice, pair])
+        resources = np.asarray(self.route_resource)[:, choice, pair]
         hops = resources[(resources != NO_LINK) & (resources < self.num_links)]
         return [source, *np.asarray(self.links)[hops, 1].tolist()]
