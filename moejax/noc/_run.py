@@ -164,9 +164,9 @@ class _Network:
         order: Int[Array, " items"] | None = None,
     ) -> Served:
         """Serves all hops at once; what does not hop stands in a queue of its own, the last."""
-        nowhere = 2**self.topology.segment_bits
+        nowhere = 2**self.topology.segment_bits - 1
         segment = jnp.where(hops.active, self.topology.segment[hops.resource], nowhere)
-        queue = Field(segment.reshape(-1), self.topology.segment_bits + 1)
+        queue = Field(segment.reshape(-1), self.topology.segment_bits)
         ties = self.ties(hops) if order is None else ()
         served = serve(queue, ready.reshape(-1), hops.service.reshape(-1), ties, order)
         return Served(*(part.reshape(segment.shape) for part in served))
