@@ -15,6 +15,7 @@ MAX_LINES = 400
 LAYERS = {
     "models": set(),
     "hardware": set(),
+    "metrics": set(),
     "sweep": set(),
     "plot": set(),
     "routing": {"models"},
@@ -22,6 +23,7 @@ LAYERS = {
     "partition": {"cost"},
     "noc": {"hardware"},
     "placement": {"models", "routing", "cost", "noc"},
+    "gating": {"routing", "metrics"},
     "schedule": {"routing", "cost", "noc", "placement"},
     "zoo": {"routing"},
     "serving": {"models", "hardware", "routing", "cost", "partition"},
