@@ -82,6 +82,12 @@ def replica_share(plan: ReplicaPlan, num_gpus: int) -> Float[Array, "*layers exp
     slots = plan.physical_to_logical_map.shape[-1]
     if slots % num_gpus:
         raise ValueError(f"replica_share: num_gpus = {num_gpus}: allowed are divisors of {slots}")
+    return _replica_share(plan, num_gpus)
+
+
+@functools.partial(jax.jit, static_argnames="num_gpus")
+def _replica_share(plan: ReplicaPlan, num_gpus: int) -> Float[Array, "*layers experts nodes"]:
+    slots = plan.physical_to_logical_map.shape[-1]
     gpu = jnp.arange(slots) // (slots // num_gpus)
 
     def one(expert, count):

@@ -49,8 +49,13 @@ def hybrid(
     balance = balance_regions(
         frequency, num_nodes, num_regions, method=method, time_limit=time_limit, gap=gap
     )
-    share = region_share(balance.region, num_nodes, num_regions)
-    return jnp.where(load_status(as_float(frequency)) == Status.OK, share, jnp.nan)
+    return _share(as_float(frequency), balance.region, num_nodes, num_regions)
+
+
+@functools.partial(jax.jit, static_argnames=("num_nodes", "num_regions"))
+def _share(load: Array, region: Array, num_nodes: int, num_regions: int) -> Array:
+    share = region_share(region, num_nodes, num_regions)
+    return jnp.where(load_status(load) == Status.OK, share, jnp.nan)
 
 
 def balance_regions(

@@ -1,5 +1,7 @@
 """Placements that look at no trace: tensor parallel and expert parallel."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,6 +40,13 @@ def expert_parallel(
     """
     check_count("expert_parallel", "num_experts", num_experts)
     check_count("expert_parallel", "num_nodes", num_nodes)
+    return _expert_parallel(num_experts, num_nodes, key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _expert_parallel(
+    num_experts: int, num_nodes: int, key: PRNGKeyArray
+) -> Float[Array, "experts nodes"]:
     if num_nodes >= num_experts:
         expert, size = deal(num_nodes, num_experts)
         node = jax.random.permutation(key, num_nodes)
