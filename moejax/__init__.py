@@ -10,7 +10,9 @@ from importlib.metadata import version
 from moejax import cost as cost
 from moejax import hardware as hardware
 from moejax import models as models
+from moejax import noc as noc
 from moejax import partition as partition
+from moejax import placement as placement
 from moejax import routing as routing
 from moejax import serving as serving
 from moejax import zoo as zoo
@@ -38,7 +40,9 @@ __all__ = [
     "evaluate",
     "hardware",
     "models",
+    "noc",
     "partition",
+    "placement",
     "routing",
     "sensitivity",
     "serving",
