@@ -96,13 +96,7 @@ def traffic_matrix(messages: Messages, num_nodes: int) -> Float[Array, "nodes no
 
     `num_nodes` is static. Ids outside 0 .. num_nodes - 1 of valid messages give NaN everywhere.
     """
-    ends = (messages.source, messages.destination)
-    outside = functools.reduce(jnp.logical_or, [(e < 0) | (e >= num_nodes) for e in ends])
-    sent = jnp.where(messages.valid, messages.bytes, 0)
-    sent = jnp.where(messages.valid & outside, jnp.nan, sent)
-    pair = jnp.where(messages.valid & ~outside, ends[0] * num_nodes + ends[1], 0)
-    matrix = jax.ops.segment_sum(sent, pair, num_nodes**2).reshape(num_nodes, num_nodes)
-    return jnp.where(jnp.isnan(matrix[0, 0]), jnp.nan, matrix)
+    return _traffic_matrix(messages, num_nodes)
 
 
 def pair_messages(matrix: Float[Array, "nodes nodes"]) -> Messages:
@@ -120,6 +114,17 @@ def pair_messages(matrix: Float[Array, "nodes nodes"]) -> Messages:
     source, destination = jnp.indices(matrix.shape, jnp.int32).reshape(2, -1)
     sent = matrix.reshape(-1)
     return Messages(source, destination, sent, (sent != 0) & (source != destination))
+
+
+@functools.partial(jax.jit, static_argnames="num_nodes")
+def _traffic_matrix(messages: Messages, num_nodes: int) -> Float[Array, "nodes nodes"]:
+    ends = (messages.source, messages.destination)
+    outside = functools.reduce(jnp.logical_or, [(e < 0) | (e >= num_nodes) for e in ends])
+    sent = jnp.where(messages.valid, messages.bytes, 0)
+    sent = jnp.where(messages.valid & outside, jnp.nan, sent)
+    pair = jnp.where(messages.valid & ~outside, ends[0] * num_nodes + ends[1], 0)
+    matrix = jax.ops.segment_sum(sent, pair, num_nodes**2).reshape(num_nodes, num_nodes)
+    return jnp.where(jnp.isnan(matrix[0, 0]), jnp.nan, matrix)
 
 
 @functools.partial(jax.jit, static_argnames=("max_messages", "expected"))
