@@ -8,7 +8,8 @@ The baselines: `_parallel.py` holds those that need no trace, `_hybrid.py` balan
 (with the search and solver of `_regions.py`), `_eplb.py` copies whole experts.
 """
 
-from moejax.placement._costs import HOSTING_SHARE as HOSTING_SHARE
+from moejax.noc import HOSTING_SHARE as HOSTING_SHARE
+from moejax.noc import UNPLACED as UNPLACED
 from moejax.placement._costs import NodeCosts as NodeCosts
 from moejax.placement._costs import PlacementTimes as PlacementTimes
 from moejax.placement._costs import compute_bound as compute_bound
@@ -35,7 +36,6 @@ from moejax.placement._regions import RegionBalance as RegionBalance
 from moejax.placement._statistics import Statistics as Statistics
 from moejax.placement._statistics import statistics as statistics
 from moejax.placement._statistics import trace_statistics as trace_statistics
-from moejax.placement._validate import UNPLACED as UNPLACED
 
 
 __all__ = [

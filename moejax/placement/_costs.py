@@ -19,12 +19,11 @@ from moejax._typing import (
     Int,
     IntScalar,
 )
+from moejax.noc import HOSTING_SHARE
 from moejax.placement._statistics import Statistics
 from moejax.placement._validate import check_count, check_share, load_status, share_status
 
 
-HOSTING_SHARE = 1e-6
-"""A node hosts an expert when its share is larger: below lies the dust of solvers."""
 TRANSFERS = 2.0
 """Times that the estimated communication is paid: tokens are dispatched, results gathered."""
 MOST_HOST_SETS = 12

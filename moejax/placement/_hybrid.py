@@ -11,17 +11,12 @@ import numpy as np
 from moejax._checks import as_float, lookup
 from moejax._status import Status, is_traced
 from moejax._typing import Array, Float, FloatLike, FloatScalar, Int, IntLike
+from moejax.noc import UNPLACED
 from moejax.placement._costs import NodeCosts, evaluate
 from moejax.placement._parallel import deal
 from moejax.placement._regions import RegionBalance, search, solve
 from moejax.placement._statistics import Statistics
-from moejax.placement._validate import (
-    UNPLACED,
-    check_count,
-    check_load,
-    check_time_limit,
-    load_status,
-)
+from moejax.placement._validate import check_count, check_load, check_time_limit, load_status
 
 
 METHODS = {"search": "JAX, maps over layers", "milp": "exact, on the host"}

@@ -8,7 +8,7 @@ import numpy as np
 from moejax._checks import as_float, check_non_negative, check_positive
 from moejax._status import is_traced
 from moejax._typing import Array, Bool, BoolScalar, Float, FloatLike, FloatScalar
-from moejax.placement._costs import HOSTING_SHARE
+from moejax.noc import HOSTING_SHARE
 from moejax.placement._validate import SHARE_TOLERANCE
 
 

@@ -7,12 +7,11 @@ import numpy as np
 
 from moejax._status import Status, flag, is_traced, merge
 from moejax._typing import Array, Float, Int, IntScalar
+from moejax.noc import UNPLACED
 
 
 SHARE_TOLERANCE = 1e-4
 """How far a row of share may be from 1, and an entry below 0: solvers stop at such tolerances."""
-UNPLACED = -1
-"""Entry of a node_position for a logical node that has no place in the network."""
 
 
 def check_count(where: str, name: str, value: Any, low: int = 1) -> int:
