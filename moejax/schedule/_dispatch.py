@@ -9,7 +9,7 @@ import numpy as np
 
 from moejax._status import Status, merge
 from moejax._typing import Array, Bool, Float, Int, IntScalar
-from moejax.placement import HOSTING_SHARE
+from moejax.noc import HOSTING_SHARE
 from moejax.schedule._validate import check_ids, check_share, ids_status, share_status
 
 
@@ -50,7 +50,7 @@ def dispatch(
 
     - `expert_ids`: [tokens, top_k]; slots that are `routing.NOT_ROUTED` run nowhere.
     - `share`: [experts, nodes], rows sum to 1; a node hosts what it has more than
-        `placement.HOSTING_SHARE` of.
+        `noc.HOSTING_SHARE` of.
     - `broadcast`: [experts], True for those that every node has a copy of.
     - `only_partners`: the candidates are only nodes with a part of an expert of the token that is
         *not* broadcast, where there is one: they return a result for it in any case, so that the

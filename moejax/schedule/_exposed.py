@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from moejax._typing import Array, Float, FloatScalar, Int, IntScalar
-from moejax.noc import Messages, Topology, broadcast, simulate
-from moejax.placement import HOSTING_SHARE
+from moejax.noc import HOSTING_SHARE, Messages, Topology, broadcast, simulate
 
 
 def broadcast_makespan(

@@ -10,8 +10,7 @@ import numpy as np
 
 from moejax._status import Status, is_traced, merge
 from moejax._typing import Array, Float, FloatScalar, Int, IntLike, IntScalar, PRNGKeyArray
-from moejax.noc import Topology, expert_traffic, simulate
-from moejax.placement import HOSTING_SHARE
+from moejax.noc import HOSTING_SHARE, Topology, expert_traffic, simulate
 from moejax.routing import NOT_ROUTED, tokens_per_expert
 from moejax.schedule._broadcast import broadcast_chunk
 from moejax.schedule._costs import ScheduleCosts

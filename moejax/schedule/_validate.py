@@ -9,7 +9,7 @@ import numpy as np
 from moejax._checks import as_float
 from moejax._status import Status, flag, is_traced, merge
 from moejax._typing import Array, IntScalar
-from moejax.placement import UNPLACED
+from moejax.noc import UNPLACED
 from moejax.routing import NOT_ROUTED
 
 
