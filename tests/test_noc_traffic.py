@@ -56,15 +56,16 @@ def test_expert_traffic_is_the_literal_loop(problem, expected):
     np.testing.assert_allclose(listed(found), [m[3:] for m in wanted] or np.zeros((0,)), rtol=1e-6)
     assert int(found.status) == 0 and not np.any(found.start_time)
 
+    matrix = traffic_matrix(found, nodes)
+    np.testing.assert_allclose(matrix, oracle.traffic_matrix(listed(found), nodes), rtol=1e-6)
+    np.testing.assert_allclose(traffic_matrix(mirror(found), nodes), matrix.T, rtol=1e-6)
+    if expected:
+        return
     packed = expert_traffic(expert_ids, share, position, max_messages=60, **kwargs)
     assert np.asarray(packed.valid).tolist() == [i < len(rows) for i in range(60)]
     assert listed(packed) == listed(found)
     flow = np.asarray(found.flow)
     assert np.asarray(packed.flow)[: len(rows)].tolist() == flow[np.asarray(found.valid)].tolist()
-
-    matrix = traffic_matrix(found, nodes)
-    np.testing.assert_allclose(matrix, oracle.traffic_matrix(listed(found), nodes), rtol=1e-6)
-    np.testing.assert_allclose(traffic_matrix(mirror(found), nodes), matrix.T, rtol=1e-6)
 
 
 @settings(max_examples=30)
@@ -114,6 +115,19 @@ def test_a_draw_depends_on_key_and_token_only():
     other = expert_ids.copy()
     other[:10] = -1
     assert np.array_equal(cells(other, 1)[10:], whole[10:])
+
+
+def test_precision_changes_no_draw(x64):
+    share, position = one_host_each(4)
+    expert_ids = np.tile([3, 1, 0, 2], (40, 1))
+    key = jax.random.key(1)
+    found = expert_traffic(expert_ids, share, position, bytes_per_token=1.0, key=key)
+    assert found.bytes.dtype == found.start_time.dtype == jnp.float64
+    assert found.source.dtype == found.flow.dtype == found.status.dtype == jnp.int32
+    jax.config.update("jax_enable_x64", False)
+    single = expert_traffic(expert_ids, share, position, bytes_per_token=1.0, key=key)
+    assert single.bytes.dtype == jnp.float32
+    assert np.array_equal(single.destination, found.destination)
 
 
 def test_traffic_by_hand():

@@ -85,6 +85,8 @@ def _tree(topology: Topology, root) -> tuple[Int[Array, " others"], Int[Array, "
 def _departures(topology, root, part, parents, children) -> Float[Array, " messages"]:
     """Start of every message on its first resource, serving messages in their order."""
     num_nodes = topology.num_nodes
+    if num_nodes == 1:
+        return jnp.zeros(0, part.dtype)
     time = part / topology.resource_bandwidth
     # Nothing takes no time, even over a link that carries nothing.
     time, latency = jnp.where(part > 0, time, 0), topology.resource_latency
