@@ -53,12 +53,13 @@ def sane(messages: Messages, topology: Topology) -> tuple[Messages, IntScalar]:
     size = real(messages.bytes) & real(messages.start_time)
     valid = messages.valid & node & size
     bad_rate = [~jnp.all(rate >= 0) for rate in (topology.resource_bandwidth, topology.hop_latency)]
-    status = merge(
-        messages.status,
+    seen = merge(
         flag(jnp.any(messages.valid & ~node), Status.INVALID_NODE),
         flag(jnp.any(messages.valid & ~size), Status.NEGATIVE_BYTES),
         flag(bad_rate[0] | bad_rate[1], Status.BAD_RATE),
     )
+    # What was wrong when the messages were made is why their bytes are NaN now.
+    status = jnp.where(messages.status == Status.OK, seen, messages.status)
     last = max(topology.num_nodes - 1, 0)
     safe = Messages(
         jnp.clip(messages.source, 0, last),

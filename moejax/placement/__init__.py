@@ -1,6 +1,7 @@
 """Which node holds which share of which expert, and what that costs.
 
-A reading guide: a placement is an array `share` [experts, nodes] whose rows sum to 1.
+A reading guide: one layer's placement is an array `share` [experts, nodes] whose rows sum to 1,
+and `node_position` [nodes] on the network; a whole model's is a `Placement`.
 `_statistics.py` is what one is fitted to, `_costs.py` the estimate it is judged by, `_memory.py`
 what it stores on each node.
 
@@ -32,6 +33,7 @@ from moejax.placement._memory import memory_use as memory_use
 from moejax.placement._memory import published_expert_bytes as published_expert_bytes
 from moejax.placement._parallel import expert_parallel as expert_parallel
 from moejax.placement._parallel import tensor_parallel as tensor_parallel
+from moejax.placement._placement import Placement as Placement
 from moejax.placement._regions import RegionBalance as RegionBalance
 from moejax.placement._statistics import Statistics as Statistics
 from moejax.placement._statistics import statistics as statistics
@@ -43,6 +45,7 @@ __all__ = [
     "UNPLACED",
     "MemoryUse",
     "NodeCosts",
+    "Placement",
     "PlacementTimes",
     "RegionBalance",
     "ReplicaPlan",
