@@ -1,0 +1,320 @@
+"""What do copies of busy experts gain, sent to all nodes ahead of their layer, and does it matter
+how well the layer's routing is foreseen?
+
+HDA-MoE (arXiv 2609.08682, section V-C; 1.02 to 1.37 times faster in HD-MoE's published results)
+broadcasts the most urgent experts of the next layer while this one runs, and spreads their tokens.
+Here on the near-memory mesh of the papers, with three guesses at the next layer's load: transition
+counts fitted on other text, the next gate applied to the present hidden state (on moejax's own
+model "zoo", costed with the sizes of DeepSeek-V2-Lite), and the truth. Static and dynamic runs see
+the same tokens. In the folder of real traces (`MOEJAX_DATA`) it takes DeepSeek-V2-Lite and Mixtral
+with the placements that HD-MoE's authors published; with `--trace FILE` the file's second half,
+the first being what is fitted on.
+
+    moejax run sweeps/prebroadcast.py
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from moejax import hardware, models, noc, placement, plot, routing, schedule, serving, zoo
+
+
+SYSTEMS = ("nmp-4x8-2.5t-75g", "nmp-4x8-5t-50g")
+BATCH, CONTEXT, SEEDS = 512, 1024, 4
+COUNTS = (2, 5)
+ZOO_COST_MODEL = "deepseek-v2-lite"
+# Windows of the zoo's held-out text: bytes before the ones that count, and those.
+WINDOWS, BEFORE, COUNTED = 96, 256, 64
+REAL = {
+    # model: (name in the file of placements, folder, counts, {task: fitted on})
+    "deepseek-v2-lite": (
+        "ds",
+        (2, 5),
+        {
+            "esft-intent": "esft-law",
+            "esft-law": "esft-intent",
+            "esft-summary": "esft-law",
+            "esft-translation": "esft-intent",
+        },
+    ),
+    "mixtral-8x7b": (
+        "mixtral",
+        (1, 2),
+        {
+            "mtbench-coding": "mtbench-reasoning",
+            "mtbench-math": "mtbench-reasoning",
+            "mtbench-roleplay": "mtbench-reasoning",
+            "mtbench-writing": "mtbench-reasoning",
+        },
+    ),
+}
+PREDICTORS = ("transitions", "next gate", "perfect")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Tokens to run, and what is known of them before.
+
+    `expert_ids` and every array of `predicted` are [layers, tokens, k]; `placed` gives shares
+    [layers, experts, nodes], positions [layers, nodes] and their kind for a system.
+    """
+
+    model: str
+    cost_model: str
+    task: str
+    fitted_on: str
+    num_experts: int
+    counts: tuple[int, ...]
+    expert_ids: jax.Array
+    predicted: dict[str, jax.Array]
+    placed: Callable[[hardware.NMPSystem], tuple[Any, Any, str]]
+
+
+def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
+    """One row per model, task, system, predictor, number of broadcast experts and seed."""
+    cases = _given(trace) if trace is not None else [_zoo(), *_real()]
+    total = len(cases) * len(SYSTEMS)
+    for done, (case, name) in enumerate((c, n) for c in cases for n in SYSTEMS):
+        if progress is not None:
+            progress(done, total)
+        yield _run(case, name)
+    if progress is not None:
+        progress(total, total)
+
+
+def _zoo() -> Case:
+    model = zoo.load()
+    text = zoo.heldout()
+    starts = np.linspace(0, len(text) - BEFORE - COUNTED, WINDOWS).astype(int)
+    windows = np.stack([text[start : start + BEFORE + COUNTED] for start in starts])
+    forward = eqx.filter_jit(lambda model, rows: model.forward(rows))
+    found = []
+    for chunk in np.split(windows, max(1, WINDOWS // 24)):
+        record = forward(model, chunk)
+        found.append([_counted(record.expert_ids), _counted(record.gate_inputs)])
+    ids, inputs = (np.concatenate(parts, axis=1) for parts in zip(*found))
+    half = WINDOWS // 2 * COUNTED
+    fit = routing.RoutingTrace(ids[:, :half], model.config.num_experts)
+    gates = schedule.predict_next_gate(inputs[:, half:], model.routers, top_k=ids.shape[2])
+    case = _case("zoo", ZOO_COST_MODEL, "second half", "first half", fit, ids[:, half:], COUNTS)
+    return dataclasses.replace(case, predicted={"next gate": gates, **case.predicted})
+
+
+def _counted(array) -> np.ndarray:
+    """[layers, tokens, ...] without the first bytes of each window."""
+    windows = np.asarray(array).reshape(len(array), -1, BEFORE + COUNTED, array.shape[-1])
+    return windows[:, :, BEFORE:].reshape(len(array), -1, array.shape[-1])
+
+
+def _real() -> list[Case]:
+    folder = os.environ.get("MOEJAX_DATA")
+    if folder is None:
+        return []
+    published = np.load(Path(folder) / "hd-moe-reference" / "placements.npz")
+    cases = []
+    for model, (short, counts, tasks) in REAL.items():
+        names = dict.fromkeys([*tasks, *tasks.values()])
+        traces = {task: routing.load(Path(folder) / model / f"{task}.npz") for task in names}
+        for task, other in tasks.items():
+            ids = _valid(traces[task])
+            case = _case(model, model, task, other, traces[other], ids, counts)
+            placed = functools.partial(_published, published, short)
+            cases.append(dataclasses.replace(case, placed=placed))
+    return cases
+
+
+def _given(path: str) -> list[Case]:
+    trace = routing.load(path)
+    if trace.model not in models.MODELS:
+        raise ValueError(f"{path}: no sizes known for its model, {trace.model or 'unnamed'}")
+    ids = _valid(trace)
+    half = ids.shape[1] // 2
+    fit = routing.RoutingTrace(ids[:, :half], trace.num_experts)
+    name = Path(path).stem
+    case = _case(trace.model, trace.model, name, f"{name}, first half", fit, ids[:, half:], COUNTS)
+    return [case]
+
+
+def _valid(trace: routing.RoutingTrace) -> np.ndarray:
+    return np.asarray(trace.expert_ids)[:, np.asarray(trace.valid)]
+
+
+def _case(model, cost_model, task, fitted_on, fit, ids, counts) -> Case:
+    transitions = schedule.fit_transitions(fit)
+    guess = schedule.predict_transitions(transitions, jnp.asarray(ids), top_k=ids.shape[2])
+    spread = functools.partial(_expert_parallel, fit.num_experts, ids.shape[0])
+    predicted = {"transitions": guess, "perfect": jnp.asarray(ids)}
+    return Case(
+        model, cost_model, task, fitted_on, fit.num_experts, counts, jnp.asarray(ids), predicted,
+        spread,
+    )  # fmt: skip
+
+
+def _expert_parallel(num_experts: int, num_layers: int, system):
+    """Whole experts on nodes drawn anew for each layer."""
+    deal = lambda key: placement.expert_parallel(num_experts, system.num_nodes, key=key)
+    share = jnp.stack([deal(key) for key in jax.random.split(jax.random.key(0), num_layers)])
+    position = np.tile(np.arange(system.num_nodes), (num_layers, 1))
+    return share, position, "expert parallel"
+
+
+def _published(file, short: str, system):
+    tera, giga = float(system.flops_per_s) / 1e12, float(system.link_bandwidth) / 1e9
+    mesh = "x".join(map(str, system.shape))
+    name = f"{short}_nodelink_{tera:.1f}T_{giga:.1f}G_{mesh}"
+    return file[f"{name}_P"], file[f"{name}_pos"].astype(np.int32), "published"
+
+
+def _run(case: Case, name: str) -> list[dict[str, Any]]:
+    system, sizes = hardware.get(name), models.get(case.cost_model)
+    network = noc.mesh(
+        *system.shape, bandwidth=system.link_bandwidth, hop_latency=system.hop_latency
+    )
+    share, position, placed = case.placed(system)
+    batch = min(BATCH, case.expert_ids.shape[1])
+    budget = functools.partial(
+        schedule.broadcast_budget,
+        sizes.hidden,
+        sizes.moe_intermediate,
+        case.num_experts,
+        batch=batch,
+        context=CONTEXT,
+        num_nodes=system.num_nodes,
+        flops_per_s=system.flops_per_s,
+        dram_bandwidth=system.dram_bandwidth,
+    )
+    costs = schedule.ScheduleCosts.published(
+        sizes.hidden,
+        sizes.moe_intermediate,
+        flops_per_s=system.flops_per_s,
+        bandwidth=system.link_bandwidth,
+        alpha=system.start_time,
+        other_time=budget(top_k=0),
+    )
+    fits = schedule.prebroadcast_count(
+        costs.expert_bytes,
+        costs.alpha,
+        costs.bandwidth,
+        system.num_nodes,
+        budget(top_k=case.expert_ids.shape[2]),
+        max_broadcast=case.num_experts,
+    )
+    fixed = dict(model=case.model, cost_model=case.cost_model, task=case.task)
+    fixed |= dict(fitted_on=case.fitted_on, placement=placed, system=name, batch=batch)
+    fixed |= dict(fits_budget=int(fits))
+    run = functools.partial(
+        schedule.run_layers,
+        share=share,
+        node_position=position,
+        topology=network,
+        costs=costs,
+        max_broadcast=max(case.counts),
+        max_messages=_room(case.expert_ids, share, batch),
+    )
+    found = []
+    for seed in range(SEEDS):
+        draw_key, key = jax.random.split(jax.random.key(seed))
+        drawn = jax.random.permutation(draw_key, case.expert_ids.shape[1])[:batch]
+        ids = case.expert_ids[:, drawn]
+        for predictor, guess in case.predicted.items():
+            guess = guess[:, drawn]
+            accuracy = float(schedule.prediction_accuracy(guess, ids)[1:].mean())
+            for count in case.counts:
+                result = run(ids, guess, num_broadcast=count, key=key)
+                row = dict(predictor=predictor, num_broadcast=count, seed=seed, accuracy=accuracy)
+                found.append(fixed | row | _numbers(result))
+    return found
+
+
+def _numbers(result: schedule.Schedule) -> dict[str, float]:
+    micro = lambda seconds: 1e6 * float(seconds.sum())
+    static, dynamic = result.static, result.dynamic
+    return dict(
+        static_comp_us=micro(static.comp),
+        static_comm_us=micro(static.comm),
+        dynamic_comp_us=micro(dynamic.comp),
+        dynamic_comm_us=micro(dynamic.comm),
+        exposed_us=micro(dynamic.exposed),
+        hidden=float((dynamic.exposed[1:] == 0).mean()),
+        visits=float(result.visits[1:].mean()),
+        speedup=float(result.speedup),
+    )
+
+
+def _room(expert_ids, share, batch: int) -> int:
+    """Messages of a drawn batch, with half as many again: one program for all draws."""
+    hosts = np.asarray(share) > noc.HOSTING_SHARE
+    touched = [hosts[layer][ids].any(1).sum(1) for layer, ids in enumerate(np.asarray(expert_ids))]
+    most = 1.5 * max(float(nodes.mean()) for nodes in touched) * batch
+    return min(batch * hosts.shape[2], int(most) + 64)
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Static over dynamic time by model, system, predictor and number of experts."""
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    line = "  {:<13}{:>9}{:>8}{:>17}{:>18}{:>8}"
+    lines = ["", "time as placed over time with broadcasts; mean +- 95 % over tasks and draws"]
+    studies = zip(*(table[name].tolist() for name in ("model", "system", "placement")))
+    for model, system, placed in dict.fromkeys(studies):
+        of = plot.select(table, model=model, system=system)
+        fits, batch = of["fits_budget"][0], of["batch"][0]
+        lines += [
+            "",
+            f"{model} on {system}, {placed} placement, B = {batch}; {fits} fit the budget",
+        ]
+        lines.append(line.format("predictor", "experts", "known", "speed-up", "tasks", "hidden"))
+        for predictor in (name for name in PREDICTORS if name in of["predictor"]):
+            for count in dict.fromkeys(of["num_broadcast"].tolist()):
+                lines.append(line.format(*_cells(of, predictor, count)))
+    lines += ["", "published (HD-MoE): 1.02 to 1.22 with 2 experts, 1.03 to 1.37 with 5"]
+    return "\n".join(lines)
+
+
+def _cells(table, predictor: str, count: int) -> tuple[str, ...]:
+    picked = plot.select(table, predictor=predictor, num_broadcast=count)
+    mean, half = serving.mean_and_interval(picked["speedup"])
+    tasks = [picked["speedup"][picked["task"] == task].mean() for task in set(picked["task"])]
+    known, hidden = picked["accuracy"].mean(), picked["hidden"].mean()
+    spread = f"{min(tasks):.2f} to {max(tasks):.2f}"
+    return (
+        predictor,
+        str(count),
+        f"{known:.2f}",
+        f"{mean:.3f} +-{half:.3f}",
+        spread,
+        f"{hidden:.2f}",
+    )
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Speed-up by predictor and number of experts, one panel for each model and system."""
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    names = list(dict.fromkeys(table["model"]))
+    systems = list(dict.fromkeys(table["system"]))
+    figure, axes = plot.figure(len(systems), len(names), (3.2 * len(names), 2.8 * len(systems)))
+    for (i, j), ax in np.ndenumerate(axes):
+        of = plot.select(table, model=names[j], system=systems[i])
+        counts = list(dict.fromkeys(of["num_broadcast"].tolist()))
+        predictors = [name for name in PREDICTORS if name in of["predictor"]]
+        for place, predictor in enumerate(predictors):
+            picked = [
+                plot.select(of, predictor=predictor, num_broadcast=n)["speedup"] for n in counts
+            ]
+            at = np.arange(len(counts)) + (place - (len(predictors) - 1) / 2) * 0.25
+            means, halves = zip(*map(serving.mean_and_interval, picked))
+            ax.bar(at, means, 0.22, yerr=halves, capsize=3, label=predictor)
+        ax.axhline(1, color="0.4", linewidth=0.8)
+        ax.set_xticks(range(len(counts)), [f"{n} experts" for n in counts])
+        ax.set_ylabel("static / dynamic time")
+        ax.set_title(f"{names[j]}, {systems[i].removeprefix('nmp-')}")
+    plot.shared_legend(figure, axes)
+    return {"prebroadcast": figure}
