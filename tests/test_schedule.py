@@ -1,6 +1,7 @@
 """Dynamic scheduling: closed forms, choices against loops, and all layers of a batch."""
 
 import functools
+import importlib.util
 import re
 
 import jax
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from moejax import noc, routing, schedule
 from moejax._status import Status
+from tests.conftest import REPOSITORY
 from tests.oracles import schedule as oracle
 
 
@@ -432,3 +434,48 @@ class TestRunLayers:
             for name in ("comp", "comm", "exposed"):
                 one, many = (getattr(r.dynamic, name) for r in (alone, found))
                 np.testing.assert_allclose(many[row], one, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    """`sweeps/prebroadcast.py` in small: (module, rows)."""
+    path = REPOSITORY / "sweeps" / "prebroadcast.py"
+    spec = importlib.util.spec_from_file_location("prebroadcast", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.SYSTEMS, module.BATCH, module.SEEDS = ("nmp-2x2-2.5t-75g",), 32, 2
+    module.COUNTS, module.WINDOWS, module.BEFORE, module.COUNTED = (0, 2), 6, 64, 32
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MOEJAX_DATA", raising=False)
+        patch.setattr(jax.config, "jax_disable_most_optimizations", True)
+        return module, [row for chunk in module.rows() for row in chunk]
+
+
+class TestSweep:
+    def test_rows(self, sweep):
+        module, rows = sweep
+        keys = [(row["predictor"], row["num_broadcast"], row["seed"]) for row in rows]
+        assert len(set(keys)) == len(rows) == 3 * 2 * 2
+        assert {row["predictor"] for row in rows} == set(module.PREDICTORS)
+        for row in rows:
+            if row["num_broadcast"] == 0:
+                assert row["speedup"] == 1
+            static = row["static_comp_us"] + row["static_comm_us"]
+            dynamic = row["dynamic_comp_us"] + row["dynamic_comm_us"] + row["exposed_us"]
+            np.testing.assert_allclose(row["speedup"], static / dynamic, rtol=1e-5)
+
+    def test_the_next_gate_knows_more_than_counts(self, sweep):
+        """The usual guess on a real residual stream, and a load that it relieves."""
+        _, rows = sweep
+        known = {row["predictor"]: row["accuracy"] for row in rows if row["seed"] == 0}
+        assert known["perfect"] == 1
+        assert known["next gate"] > 0.4 and known["transitions"] < known["next gate"] < 1
+        gains = [r["speedup"] for r in rows if r["predictor"] == "perfect" and r["num_broadcast"]]
+        assert min(gains) > 1
+
+    def test_summary_and_picture(self, sweep):
+        module, rows = sweep
+        text = module.summary(rows)
+        assert "zoo on nmp-2x2-2.5t-75g, expert parallel placement, B = 32" in text
+        pytest.importorskip("matplotlib")
+        assert list(module.figures(rows)) == ["prebroadcast"]
