@@ -1,4 +1,4 @@
-"""`moejax eval`: one model on one system, one row per policy."""
+"""`moejax eval`: one model on one system, one row per policy or placement."""
 
 import argparse
 import ast
@@ -13,8 +13,9 @@ import numpy as np
 from moejax import hardware, models, routing
 from moejax._checks import lookup
 from moejax._status import Status
+from moejax.cli import _eval_near_memory
 from moejax.cli._format import finite, table, use_cache, whole
-from moejax.hardware import System, load_pim_table, set_fields
+from moejax.hardware import NMPSystem, System, load_pim_table, set_fields
 from moejax.models import MoEModel
 from moejax.serving import (
     POLICIES,
@@ -35,6 +36,8 @@ examples:
   moejax eval --model gpt-oss-120b --system 4xb200-hbm-pim --batch 64 --context 2048 --policy all
   moejax eval --model qwen3-30b-a3b --system 1xb200-hbm-pim --batch 32 --context 512 \\
       --policy sieve,pimoe_channel --set pim.macs_per_unit=32 --set pim.contention=1
+  moejax eval --model mixtral-8x7b --system nmp-4x8-5t-50g --batch 32 --placement node_link \
+      --fit coding.npz --eval math.npz
   moejax eval --model config.json --system 8xh200-hbm-pim --batch 64 --context 1024 \\
       --precision native --set model.precision.kv_bits=8
 
@@ -45,7 +48,7 @@ model. set fields of the model."""
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "eval",
-        help="one model on one system, one row per policy",
+        help="one model on one system, one row per policy or placement",
         description="Times one decode iteration. Ratios are paired over seeds of the routing.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -53,8 +56,8 @@ def add_parser(commands) -> None:
     parser.add_argument("--model", required=True, help="a name, or a Hugging Face config.json")
     parser.add_argument("--system", required=True, help="a name such as 4xb200-hbm-pim")
     parser.add_argument("--batch", required=True, type=whole(1), help="requests in all")
-    parser.add_argument("--context", required=True, type=finite, help="tokens in each cache")
-    parser.add_argument("--policy", default="all", help="names with commas between, or all")
+    parser.add_argument("--context", type=finite, help="tokens in each cache")
+    parser.add_argument("--policy", help="names with commas between, or all (default)")
     parser.add_argument("--precision", default="bf16", help="bf16 (default), native, fp8, mxfp4")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="changes")
     parser.add_argument("--trace", metavar="FILE", help="draw the routing from this trace")
@@ -67,6 +70,7 @@ def add_parser(commands) -> None:
         "--seeds", type=whole(1), default=16, help="draws of the routing (default 16)"
     )
     parser.add_argument("--seed", type=whole(0), default=0, help="first of them (default 0)")
+    _eval_near_memory.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -74,14 +78,32 @@ def run(options: argparse.Namespace) -> None:
     """Prints one table with units, what limits, and where routing and efficiency come from."""
     use_cache()
     model, system = _changed(_model(options), _system(options), options.changes)
+    near_memory = isinstance(system, NMPSystem)
+    _check_options(options, near_memory)
     workload = _workload(options, model)
-    names = _policies(options.policy)
+    if near_memory:
+        _eval_near_memory.run(model, system, workload, options)
+        return
+    names = _policies(options.policy or "all")
     asked = names if BASELINE in names else [BASELINE, *names]
     # Unsigned, so that the last seeds of all do not wrap around to negative ones.
     seeds = np.arange(options.seed, options.seed + options.seeds).astype(np.uint32)
     results = _over_seeds(model, system, workload, tuple(asked), seeds)
     print(_table(names, results))
     print(_footer(model, system, workload, results[names[0]], options))
+
+
+def _check_options(options: argparse.Namespace, near_memory: bool) -> None:
+    """Options that the other kind of system takes, and those that this one needs."""
+    others = ("policy", "pim_table") if near_memory else ("placement", "fit", "accounting")
+    for name in others:
+        if getattr(options, name) is not None:
+            kind = "GPU" if near_memory else "near-memory"
+            raise ValueError(f"--{name.replace('_', '-')}: allowed for {kind} systems only")
+    if options.context is None:
+        if not near_memory:
+            raise ValueError("--context is needed: tokens in each cache")
+        options.context = _eval_near_memory.CONTEXT
 
 
 def _model(options: argparse.Namespace) -> MoEModel:
@@ -91,15 +113,17 @@ def _model(options: argparse.Namespace) -> MoEModel:
     return models.get(options.model, precision=options.precision)
 
 
-def _system(options: argparse.Namespace) -> System:
+def _system(options: argparse.Namespace) -> System | NMPSystem:
     system = hardware.get(options.system)
-    if options.pim_table is None:
+    if options.pim_table is None or isinstance(system, NMPSystem):
         return system
     order = getattr(system.pim, "order", "token_outer")
     return system.replace(pim=load_pim_table(options.pim_table, system.pim, order=order))
 
 
-def _changed(model: MoEModel, system: System, changes: list[str]) -> tuple[MoEModel, System]:
+def _changed(
+    model: MoEModel, system: System | NMPSystem, changes: list[str]
+) -> tuple[MoEModel, System | NMPSystem]:
     of_model, of_system = {}, {}
     for change in changes:
         path, equals, text = change.partition("=")

@@ -31,6 +31,8 @@ from moejax.placement._hybrid import region_share as region_share
 from moejax.placement._memory import MemoryUse as MemoryUse
 from moejax.placement._memory import memory_use as memory_use
 from moejax.placement._memory import published_expert_bytes as published_expert_bytes
+from moejax.placement._methods import METHODS as METHODS
+from moejax.placement._methods import place as place
 from moejax.placement._parallel import expert_parallel as expert_parallel
 from moejax.placement._parallel import tensor_parallel as tensor_parallel
 from moejax.placement._placement import Placement as Placement
@@ -42,6 +44,7 @@ from moejax.placement._statistics import trace_statistics as trace_statistics
 
 __all__ = [
     "HOSTING_SHARE",
+    "METHODS",
     "UNPLACED",
     "MemoryUse",
     "NodeCosts",
@@ -62,6 +65,7 @@ __all__ = [
     "memory_use",
     "node_load",
     "node_traffic",
+    "place",
     "published_expert_bytes",
     "region_position",
     "region_share",

@@ -4,14 +4,27 @@
 `_policies.py` lists who may decide, `_fixed.py` and `_layer_costs.py` turn sizes and rates into
 costs, `_moe_layers.py` places experts, `_report.py` is what comes back, `_tables.py` turns it into
 columns. `sensitivity` says which hardware number matters.
+
+Near-memory systems: `_place.py` fits a placement, `_near_memory_evaluate.py` times it over the
+simulated network, `_near_memory.py` and `_accounting.py` say what everything else costs.
 """
 
+from moejax.serving._accounting import ACCOUNTING as ACCOUNTING
+from moejax.serving._accounting import node_costs as node_costs
 from moejax.serving._evaluate import compare as compare
 from moejax.serving._evaluate import evaluate as evaluate
 from moejax.serving._intervals import mean_and_interval as mean_and_interval
 from moejax.serving._intervals import mean_by as mean_by
 from moejax.serving._layer_costs import LayerCosts as LayerCosts
 from moejax.serving._layer_costs import expert_time_table as expert_time_table
+from moejax.serving._near_memory import NearMemoryTime as NearMemoryTime
+from moejax.serving._near_memory import counted_work as counted_work
+from moejax.serving._near_memory import near_memory_time as near_memory_time
+from moejax.serving._near_memory import published_work as published_work
+from moejax.serving._near_memory_evaluate import NearMemoryReport as NearMemoryReport
+from moejax.serving._near_memory_evaluate import evaluate_placement as evaluate_placement
+from moejax.serving._near_memory_evaluate import network_of as network_of
+from moejax.serving._place import place as place
 from moejax.serving._policies import POLICIES as POLICIES
 from moejax.serving._policies import Policy as Policy
 from moejax.serving._policies import policy_of as policy_of
@@ -29,23 +42,33 @@ from moejax.serving._workload import routing_source as routing_source
 
 
 __all__ = [
+    "ACCOUNTING",
     "LIMITS",
     "POLICIES",
     "Elasticity",
     "LayerCosts",
+    "NearMemoryReport",
+    "NearMemoryTime",
     "Policy",
     "Report",
     "Sensitivity",
     "Workload",
     "columns",
     "compare",
+    "counted_work",
     "evaluate",
+    "evaluate_placement",
     "expert_rows",
     "expert_time_table",
     "mean_and_interval",
     "mean_by",
+    "near_memory_time",
+    "network_of",
+    "node_costs",
     "partition_layers",
+    "place",
     "policy_of",
+    "published_work",
     "route",
     "routing_source",
     "sensitivity",

@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +11,23 @@ import jax.numpy as jnp
 from moejax._status import is_traced, merge, raise_if_bad
 from moejax._typing import PRNGKeyArray
 from moejax.cost import PIMCostTable
-from moejax.hardware import System, TablePIM
+from moejax.hardware import NMPSystem, System, TablePIM
 from moejax.models import MoEModel
 from moejax.partition import Partition
+from moejax.placement import Placement
 from moejax.serving._fixed import requests_by_gpu
 from moejax.serving._inputs import input_status
 from moejax.serving._layer_costs import LayerCosts
 from moejax.serving._moe_layers import Decision, Routed, decide, score_layers, summarize
+from moejax.serving._near_memory_evaluate import NearMemoryReport, evaluate_placement
+from moejax.serving._place import place
 from moejax.serving._policies import Policy, policy_of
 from moejax.serving._report import Report, report_of
 from moejax.serving._shared import Shared
 from moejax.serving._workload import Workload, check_routing, route, routing_status
 
 
+@overload
 def evaluate(
     model: MoEModel,
     system: System,
@@ -31,31 +36,70 @@ def evaluate(
     *,
     key: PRNGKeyArray,
     believed: System | PIMCostTable | None = None,
-) -> Report:
+) -> Report: ...
+
+
+@overload
+def evaluate(
+    model: MoEModel,
+    system: NMPSystem,
+    workload: Workload,
+    policy: str | Placement,
+    *,
+    key: PRNGKeyArray,
+) -> NearMemoryReport: ...
+
+
+def evaluate(
+    model: MoEModel,
+    system: System | NMPSystem,
+    workload: Workload,
+    policy: str | Policy | Callable[..., Partition] | Placement,
+    *,
+    key: PRNGKeyArray,
+    believed: System | PIMCostTable | None = None,
+) -> Report | NearMemoryReport:
     """Time, throughput and what limits them, for one decode iteration.
 
     Each MoE layer takes `max(communication, GPU, PIM)` of its slowest GPU, the ideal overlap of
     Sieve (arXiv 2605.11277, Eq. 1), plus the decision time that dispatch does not hide; layers,
-    embedding and LM head add up.
+    embedding and LM head add up. On a near-memory system nothing overlaps, and a placement of the
+    experts takes the place of the policy: see `evaluate_placement`.
 
     **Arguments:**
 
     - `model`, `system`, `workload`: one of each; batch them with `jax.vmap`.
     - `policy`: a name of `POLICIES`, a `Policy`, or any function
-        `(tokens_per_expert, costs) -> Partition`.
+        `(tokens_per_expert, costs) -> Partition`. For an `NMPSystem`: a `Placement`, or a name of
+        `placement.METHODS`, which is fitted to the workload's own routing (`serving.place` fits
+        it to another trace, once for many calls).
     - `key`: draws the routing and nothing else, so that policies with one key are paired.
     - `believed`: what the policy decides on, if that is not the truth: another `System`, or a
         `PIMCostTable` of at least `max_batch` tokens for the PIM times alone. The result is
         always scored on `system`.
 
-    **Returns:** `Report`, differentiable in every number of `model.precision` and `system` at the
-    partition chosen.
+    **Returns:** `Report`, or `NearMemoryReport` for an `NMPSystem`; differentiable in every number
+    of `model.precision` and `system` at the partition chosen.
 
     **Raises:** `ValueError` for unknown policies, traces of another model and impossible numbers;
     a `status` for the latter under tracing.
     """
+    if isinstance(system, NMPSystem):
+        return _near_memory(model, system, workload, policy, key, believed)
+    if isinstance(policy, Placement):
+        raise ValueError(f"policy is a Placement, but {system.name} is no near-memory system")
     chosen = policy_of(policy)
     return compare(model, system, workload, [chosen], key=key, believed=believed)[chosen.name]
+
+
+def _near_memory(model, system, workload, placement, key, believed) -> NearMemoryReport:
+    if believed is not None:
+        raise ValueError("believed is allowed for systems with PIM only")
+    if isinstance(placement, str):
+        placement = place(model, system, workload, placement, key=key)
+    if not isinstance(placement, Placement):
+        raise ValueError(f"policy = {placement!r}: allowed on {system.name} is a Placement or name")
+    return evaluate_placement(model, system, workload, placement, key=key)
 
 
 def compare(
