@@ -21,6 +21,14 @@ HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 2048, 1408, 64, 6  # DeepSeek-V2-Lite
 PAYLOAD, ALPHA = 2.0 * HIDDEN * INTERMEDIATE, 1e-7
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_for_one_run():
+    """Programs little optimized: each runs a few times."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def raises(*words):
     return pytest.raises(ValueError, match=".*".join(re.escape(word) for word in words))
 
@@ -447,7 +455,6 @@ def sweep():
     module.COUNTS, module.WINDOWS, module.BEFORE, module.COUNTED = (0, 2), 6, 64, 32
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MOEJAX_DATA", raising=False)
-        patch.setattr(jax.config, "jax_disable_most_optimizations", True)
         return module, [row for chunk in module.rows() for row in chunk]
 
 
