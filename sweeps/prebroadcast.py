@@ -311,9 +311,10 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
             ]
             at = np.arange(len(counts)) + (place - (len(predictors) - 1) / 2) * 0.25
             means, halves = zip(*map(serving.mean_and_interval, picked))
-            ax.bar(at, means, 0.22, yerr=halves, capsize=3, label=predictor)
+            color = f"C{PREDICTORS.index(predictor)}"
+            ax.bar(at, means, 0.22, yerr=halves, capsize=3, color=color, label=predictor)
         ax.axhline(1, color="0.4", linewidth=0.8)
-        ax.set_xticks(range(len(counts)), [f"{n} experts" for n in counts])
+        ax.set_xticks(range(len(counts)), [f"{n} broadcast" for n in counts])
         ax.set_ylabel("static / dynamic time")
         ax.set_title(f"{names[j]}, {systems[i].removeprefix('nmp-')}")
     plot.shared_legend(figure, axes)
