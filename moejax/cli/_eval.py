@@ -80,6 +80,8 @@ def run(options: argparse.Namespace) -> None:
     model, system = _changed(_model(options), _system(options), options.changes)
     near_memory = isinstance(system, NMPSystem)
     _check_options(options, near_memory)
+    if near_memory:
+        _eval_near_memory.prepare(options, model)
     workload = _workload(options, model)
     if near_memory:
         _eval_near_memory.run(model, system, workload, options)
@@ -95,15 +97,14 @@ def run(options: argparse.Namespace) -> None:
 
 def _check_options(options: argparse.Namespace, near_memory: bool) -> None:
     """Options that the other kind of system takes, and those that this one needs."""
-    others = ("policy", "pim_table") if near_memory else ("placement", "fit", "accounting")
+    others = ("policy", "pim_table") if near_memory else ("placement", "fit", "judge", "accounting")
     for name in others:
         if getattr(options, name) is not None:
             kind = "GPU" if near_memory else "near-memory"
-            raise ValueError(f"--{name.replace('_', '-')}: allowed for {kind} systems only")
-    if options.context is None:
-        if not near_memory:
-            raise ValueError("--context is needed: tokens in each cache")
-        options.context = _eval_near_memory.CONTEXT
+            option = "eval" if name == "judge" else name.replace("_", "-")
+            raise ValueError(f"--{option}: allowed for {kind} systems only")
+    if options.context is None and not near_memory:
+        raise ValueError("--context is needed: tokens in each cache")
 
 
 def _model(options: argparse.Namespace) -> MoEModel:

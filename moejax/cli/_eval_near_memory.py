@@ -34,7 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("near-memory systems (nmp-...)")
     group.add_argument("--placement", help="names with commas between, or all (default)")
     group.add_argument("--fit", metavar="FILE", help="fit placements to this trace")
-    group.add_argument("--eval", metavar="FILE", dest="trace", help="the same as --trace")
+    group.add_argument(
+        "--eval",
+        metavar="FILE",
+        dest="judge",
+        help="draw the routing from this trace; several tokens of one sequence if it has too few",
+    )
     group.add_argument("--accounting", help="counted (default), or published for the papers' units")
 
 
@@ -57,6 +62,17 @@ def run(
     }
     print(_table(names, results))
     print(_footer(model, system, workload, results[names[0]], options))
+
+
+def prepare(options: argparse.Namespace, model: MoEModel) -> None:
+    """`--eval` is `--trace`, with `--reuse` where the batch has more requests than the trace."""
+    if options.judge is not None:
+        if options.trace is not None:
+            raise ValueError("--eval and --trace both say what to draw from: give one")
+        options.trace = options.judge
+        options.reuse = options.reuse or options.batch > _trace(options.judge, model).num_sequences
+    if options.context is None:
+        options.context = CONTEXT
 
 
 def _placements(text: str) -> list[str]:
@@ -125,7 +141,8 @@ def _footer(model, system, workload, result, options: argparse.Namespace) -> str
     lines = [
         f"{model.name} ({model.precision.name}) on {system.name}, batch {workload.batch}, "
         f"context {workload.context:g}, {draws}",
-        f"routing: {routing_source(model, workload)}",
+        f"routing: {routing_source(model, workload)}"
+        + (", several tokens of one sequence" if workload.reuse else ""),
         f"placements fitted to {fitted}",
         f"memory: the fullest node of the first row {fits} in {capacity:.1f} GB",
         "nothing overlaps: tbt is the sum of the four times, each that of the slowest node",
