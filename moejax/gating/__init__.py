@@ -1,0 +1,37 @@
+"""Hardware-aware gating: which experts a token takes when their cost counts, too.
+
+A reading guide: `_functional.py` is the gate, `_run.py` what a call does, `_select.py` its loop
+over the tokens. Costs come from the sources of `_cost_sources.py`, by default the node loads of
+`_resource_loads.py`. `_module.py` holds the gate with its coefficients, for use inside a model.
+"""
+
+from moejax.gating._combine import combine_weights as combine_weights
+from moejax.gating._combine import router_options as router_options
+from moejax.gating._cost_sources import AbstractCostSource as AbstractCostSource
+from moejax.gating._cost_sources import Chosen as Chosen
+from moejax.gating._cost_sources import InLanes as InLanes
+from moejax.gating._cost_sources import SummedCosts as SummedCosts
+from moejax.gating._functional import cost_aware_top_k as cost_aware_top_k
+from moejax.gating._functional import hardware_aware_top_k as hardware_aware_top_k
+from moejax.gating._module import HardwareAwareGate as HardwareAwareGate
+from moejax.gating._module import layer_scale as layer_scale
+from moejax.gating._partition_times import PartitionTimes as PartitionTimes
+from moejax.gating._resource_loads import ResourceLoads as ResourceLoads
+from moejax.gating._run import GateResult as GateResult
+
+
+__all__ = [
+    "AbstractCostSource",
+    "Chosen",
+    "GateResult",
+    "HardwareAwareGate",
+    "InLanes",
+    "PartitionTimes",
+    "ResourceLoads",
+    "SummedCosts",
+    "combine_weights",
+    "cost_aware_top_k",
+    "hardware_aware_top_k",
+    "layer_scale",
+    "router_options",
+]
