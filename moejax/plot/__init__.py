@@ -2,14 +2,15 @@
 
 A table is a dict of column name -> 1-D array or list, all of one length, as the sweeps write it.
 Nothing here runs a model. `_table.py` checks and selects rows; `_style.py` holds the one look and
-`_policies.py` the color of every policy; `_roofline.py`, `_bins.py` and `_pareto.py` draw one
-figure each.
+`_policies.py` the color of every policy; `_roofline.py`, `_bins.py`, `_pareto.py`, `_network.py`
+and `_timeline.py` draw one figure each.
 
 Matplotlib is optional (`pip install moejax[plots]`) and imported when a figure is made. Figures
 never go through pyplot, so a backend chosen elsewhere stays as it is.
 """
 
 from moejax.plot._bins import expert_bins as expert_bins
+from moejax.plot._network import link_heat_map as link_heat_map
 from moejax.plot._pareto import throughput_interactivity as throughput_interactivity
 from moejax.plot._policies import PolicyStyle as PolicyStyle
 from moejax.plot._policies import policy_style as policy_style
@@ -18,12 +19,15 @@ from moejax.plot._style import figure as figure
 from moejax.plot._style import save as save
 from moejax.plot._style import shared_legend as shared_legend
 from moejax.plot._table import select as select
+from moejax.plot._timeline import link_timeline as link_timeline
 
 
 __all__ = [
     "PolicyStyle",
     "expert_bins",
     "figure",
+    "link_heat_map",
+    "link_timeline",
     "policy_style",
     "roofline",
     "save",

@@ -26,6 +26,9 @@ AXIS_LABELS = {
     "share": "Share of active experts (%)",
     "interactivity_tok_s": "Interactivity (tok/s/user)",
     "throughput_per_gpu_tok_s": "Throughput (tok/s/GPU)",
+    "time_us": "Time (us)",
+    "link": "Link",
+    "place": "",
 }
 
 # What a file of each kind would otherwise record about the day and the tool: the same table then

@@ -33,6 +33,14 @@ def numbers(table: Table, name: str, owner: str) -> np.ndarray:
         raise ValueError(f"{owner}: column {name!r} holds {values.dtype}, not numbers") from None
 
 
+def flags(table: Table, name: str, length: int, owner: str) -> np.ndarray:
+    """A column of `length` truth values, all False where the table has none."""
+    values = numbers(table, name, owner) != 0 if name in table else np.zeros(length, bool)
+    if len(values) != length:
+        raise ValueError(f"{owner}: column {name!r} has {len(values)} rows, the others {length}")
+    return values
+
+
 def read(
     table: Table, owner: str, *, floats: Iterable[str], names: Iterable[str] = ()
 ) -> dict[str, np.ndarray]:
