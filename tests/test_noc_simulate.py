@@ -24,8 +24,7 @@ CASES = [
     ("torus", 1),
     ("torus_ports", 0),
     ("graph", 0),
-    ("graph", 1),
-    ("ring_ports", 0),
+    ("ring_ports", 1),
 ]
 
 
@@ -249,14 +248,13 @@ def test_bound_is_the_busiest_link_and_its_gradients(name, x64, quick_compilatio
     assert_slopes(smooth, gradients(of_soft), problem, fields)
 
 
-@pytest.mark.parametrize("switching", SWITCHING)
-def test_one_compilation_for_fifty_bandwidths_and_other_messages(switching):
+def test_one_compilation_for_fifty_bandwidths_and_other_messages(quick_compilation):
     traces = []
 
     @jax.jit
     def run(topology, messages):
         traces.append(1)
-        return noc.simulate(topology, messages, switching=switching).makespan
+        return noc.simulate(topology, messages).makespan
 
     for i in range(1, 51):
         problem = strategies.random_problem(i, "torus", "smooth", np.float32)
@@ -265,11 +263,9 @@ def test_one_compilation_for_fifty_bandwidths_and_other_messages(switching):
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("name", ["mesh", "torus"])
-def test_vmap_is_the_loop_and_padding_changes_nothing(name, quick_compilation):
-    problems = [
-        strategies.random_problem(8, name, flavor, np.float32) for flavor in strategies.FLAVORS
-    ]
+def test_vmap_is_the_loop_and_padding_changes_nothing(quick_compilation):
+    flavors = strategies.FLAVORS
+    problems = [strategies.random_problem(8, "torus", flavor, np.float32) for flavor in flavors]
     pairs = [(strategies.rated(problem), strategies.messages(problem)) for problem in problems]
     pairs += [(topology, garbage_in_padding(messages)) for topology, messages in pairs]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *pairs)
