@@ -20,10 +20,12 @@ DENSE_ENTRIES = 2**23
 def link_load_bound(
     topology: Topology, messages: Messages, *, temperature: FloatLike | None = None
 ) -> FloatScalar:
-    """The time that the busiest link (or port) is in use: no schedule can be faster. In s.
+    """The time that the busiest link (or port) is in use, in s: no schedule can be faster.
 
-    max over links of bytes / bandwidth. On the expert traffic of real models it is 0.98 to 1.0 of
+    max over links of bytes / bandwidth. On the expert traffic of a real model it is 0.96 to 1.0 of
     the simulated makespan, at a hundredth of its price. Start times and latencies do not count.
+    (Cut-through over links of unequal bandwidth may report less: there a message has arrived when
+    its last link has passed it on, though a slower one before may still be busy.)
 
     **Arguments:**
 
