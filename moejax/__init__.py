@@ -8,12 +8,15 @@ Start at `evaluate`: one model on one system under one workload and policy, a pu
 from importlib.metadata import version
 
 from moejax import cost as cost
+from moejax import gating as gating
 from moejax import hardware as hardware
+from moejax import metrics as metrics
 from moejax import models as models
 from moejax import noc as noc
 from moejax import partition as partition
 from moejax import placement as placement
 from moejax import routing as routing
+from moejax import schedule as schedule
 from moejax import serving as serving
 from moejax import zoo as zoo
 from moejax._status import Status as Status
@@ -38,12 +41,15 @@ __all__ = [
     "compare",
     "cost",
     "evaluate",
+    "gating",
     "hardware",
+    "metrics",
     "models",
     "noc",
     "partition",
     "placement",
     "routing",
+    "schedule",
     "sensitivity",
     "serving",
     "zoo",
