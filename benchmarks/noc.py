@@ -11,6 +11,7 @@ must agree in every makespan and in what every link carries. A vector takes 2^-2
 """
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -169,10 +170,16 @@ def check(twin: Twin, batches: list[int], slow: list[oracle.Simulated], fast: An
         assert occupancy[batch].tolist() == twin.occupancy(found), batch
 
 
-def _timed(run: Callable) -> tuple[float, Any]:
-    start = time.perf_counter()
-    result = run()
-    return time.perf_counter() - start, result
+def timed(run: Callable) -> tuple[float, Any]:
+    """Seconds and result. As in `timeit`, the twin's many tuples do not wake the collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        result = run()
+        return time.perf_counter() - start, result
+    finally:
+        gc.enable()
 
 
 class Rounds:
@@ -186,9 +193,9 @@ class Rounds:
         for start in range(min(rounds, count)):
             batches = list(range(start, count, max(1, count // looped)))[:looped]
             cases = [twin.case(batch) for batch in batches]
-            each, _ = _timed(lambda: [jax.block_until_ready(run(messages)) for _ in range(times)])
+            each, _ = timed(lambda: [jax.block_until_ready(run(messages)) for _ in range(times)])
             self.fast.append(each / times / count)
-            each, slow = _timed(lambda cases=cases: twin.run(cases, switching))
+            each, slow = timed(lambda cases=cases: twin.run(cases, switching))
             self.slow.append(each / looped)
             self.found.append((batches, cases, slow))
         self.ratios = np.array(self.slow) / self.fast
