@@ -95,7 +95,7 @@ def test_batches_of_real_scores(x64):
     sparse = np.stack([whole_experts(rng, 16, 8) for _ in range(3)])
     dense = rng.dirichlet(np.full(8, 0.3), (3, 16))
     rates = jnp.asarray([-1e3, -1e4, -3e4])
-    for share, k, hosts in ((sparse, 4, 1), (dense, 4, None), (dense, 9, None)):
+    for share, k, hosts in ((sparse, 4, 1), (sparse, 4, None), (dense, 4, None), (dense, 9, None)):
         one = functools.partial(
             gating.hardware_aware_top_k, top_k=k, r_comm=-0.02, token_time=2e-6, max_hosts=hosts
         )
@@ -303,12 +303,17 @@ def test_sources_of_ones_own_and_sums():
     rng = np.random.default_rng(12)
     scores, share = np.asarray(routed(rng, 3, 12, 8)), dyadic_share(rng, 8, 6)
     price = np.asarray([[0.125] * 8, [0.25] * 8, [0.0] * 8], np.float32)
-    found = jax.vmap(lambda s, p: gating.cost_aware_top_k(s, Crowding(p), top_k=2, chunk=1))(
+    found = jax.vmap(lambda s, p: gating.cost_aware_top_k(s, Crowding(p), top_k=2))(
         scores, jnp.asarray(price)
     )
     for s, p, ids in zip(scores, price, found.expert_ids):
         want, _ = oracle.gate_by_counts(s, 2, lambda counts, p=p: np.asarray(counts) * p)
         np.testing.assert_array_equal(ids, want)
+
+    shared = Crowding(jnp.asarray(price[0]))
+    again = jax.vmap(lambda s: gating.cost_aware_top_k(s, shared, top_k=2))(scores)
+    np.testing.assert_array_equal(again.expert_ids[0], found.expert_ids[0])
+    assert (again.node_load.sum(1) == 24).all()
 
     node = gating.ResourceLoads.nodes(share, **COEFFICIENTS)
     both = lambda s, p: gating.cost_aware_top_k(s, gating.SummedCosts((node, Crowding(p))), top_k=2)

@@ -1,5 +1,6 @@
 """The gate with its coefficients, to be put where a model has its own."""
 
+import functools
 from typing import Any, Literal
 
 import equinox as eqx
@@ -218,6 +219,7 @@ class HardwareAwareGate(eqx.Module):
         return arrays + ([] if self.selection_bias is None else [(self.selection_bias, 1)])
 
 
+@functools.partial(jax.jit, static_argnames="top_k")
 def layer_scale(
     scores: Float[Array, "layers tokens experts"],
     top_k: int,
@@ -238,6 +240,7 @@ def layer_scale(
 
     **Raises:** `ValueError` for another shape or no expert beyond the `top_k`.
     """
+    scores = jnp.asarray(scores)
     if scores.ndim != 3 or not 1 <= top_k < scores.shape[-1]:
         raise ValueError(
             f"layer_scale: scores has shape {scores.shape} and top_k = {top_k}: allowed is "

@@ -24,12 +24,12 @@ def resource_lanes(
     lanes: int,
 ) -> tuple[Callable[[Array], Array], Callable[[Array, Any], Array]]:
     """`cost(load)` [experts, lanes] and `update(load, chosen)` [resources, lanes]."""
-    if busy is None or lanes < _FEW_LANES:
-        highest, add = _dense(time, lanes)
-    else:
-        busy_time = jnp.take_along_axis(time, busy, axis=1)
-        busy = jnp.broadcast_to(busy, busy_time.shape)
-        highest, add = _sparse(busy_time, busy, time.shape[1], lanes)
+    highest, add = _dense(time, lanes)
+    if lanes >= _FEW_LANES:
+        # Nodes that hold experts whole are common enough to be asked for, once for all lanes.
+        is_sparse = None if busy is not None else jnp.all((time > 0).sum(1) <= 1)
+        busy = jnp.argmax(time, axis=1, keepdims=True) if busy is None else busy
+        highest, add = map(_either(is_sparse), _sparse(time, busy, lanes), (highest, add))
 
     def cost(load):
         current = jnp.max(load, axis=0)
@@ -51,6 +51,13 @@ def resource_lanes(
     return cost, update
 
 
+def _either(is_first):
+    """Of two functions the one that applies: the first, or a branch for all lanes together."""
+    if is_first is None:
+        return lambda first, second: first
+    return lambda first, second: lambda *given: jax.lax.cond(is_first, first, second, *given)
+
+
 def _dense(time, lanes):
     bits = jnp.dtype(f"int{8 * time.dtype.itemsize}")
     # For `add`: rows of one lane next to each other, [lanes * experts, resources].
@@ -69,8 +76,10 @@ def _dense(time, lanes):
     return highest, add
 
 
-def _sparse(busy_time, busy, num_resources, lanes):
-    most = busy.shape[1]
+def _sparse(time, busy, lanes):
+    busy_time = jnp.take_along_axis(time, busy, axis=1)
+    busy = jnp.broadcast_to(busy, busy_time.shape)
+    most, num_resources = busy.shape[1], time.shape[1]
 
     def highest(load, current):
         # The others stay at their load, of which the current maximum is the largest.

@@ -1,5 +1,6 @@
 """Fidelity inside the layer: outputs of changed expert sets, and how alike experts are."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ class OutputChange(NamedTuple):
     maximum: FloatScalar
 
 
+@jax.jit
 def moe_output_change(
     original_output: Float[Array, "*tokens hidden"],
     adjusted_output: Float[Array, "*tokens hidden"],
@@ -47,6 +49,7 @@ def moe_output_change(
     return OutputChange(masked_mean(change, mask), spoil(p95), spoil(highest))
 
 
+@functools.partial(jax.jit, static_argnames=("top_k", "num_replacements"))
 def substitutability(
     scores: Float[Array, "tokens experts"],
     expert_outputs: Float[Array, "tokens experts hidden"],
@@ -89,6 +92,7 @@ class RandomControl(NamedTuple):
     single: Float[Array, " top_k"]
 
 
+@functools.partial(jax.jit, static_argnames=("top_k", "num_sets"))
 def substitutability_control(
     scores: Float[Array, "tokens experts"],
     expert_outputs: Float[Array, "tokens experts hidden"],

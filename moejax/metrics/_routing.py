@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ from moejax._typing import Array, Bool, Float, FloatScalar, Int, PRNGKeyArray
 from moejax.metrics._mask import full_mask, masked_mean
 
 
+@jax.jit
 def top1_retention(
     original_ids: Int[Array, "*tokens top_k"],
     adjusted_ids: Int[Array, "*tokens top_k"],
@@ -31,6 +33,7 @@ def top1_retention(
     return masked_mean(_floats(kept[..., 0]), mask & (jnp.asarray(original_ids)[..., 0] >= 0))
 
 
+@jax.jit
 def top_k_overlap(
     original_ids: Int[Array, "*tokens top_k"],
     adjusted_ids: Int[Array, "*tokens top_k"],
@@ -46,6 +49,7 @@ def top_k_overlap(
     return masked_mean(kept.sum(-1) / jnp.maximum(number, 1), mask & (number > 0))
 
 
+@jax.jit
 def changed_ratio(
     original_ids: Int[Array, "*tokens top_k"],
     adjusted_ids: Int[Array, "*tokens top_k"],
@@ -60,6 +64,7 @@ def changed_ratio(
     return masked_mean(_floats(jnp.any(chosen & ~kept, -1)), mask & jnp.any(chosen, -1))
 
 
+@jax.jit
 def replacement_ratio(
     original_ids: Int[Array, "*tokens top_k"],
     adjusted_ids: Int[Array, "*tokens top_k"],
@@ -75,6 +80,7 @@ def replacement_ratio(
     return jax.vmap(masked_mean)(rows(_floats(~kept)), rows(counted))
 
 
+@jax.jit
 def changed_weight_mass(
     original_ids: Int[Array, "*tokens top_k"],
     original_weights: Float[Array, "*tokens top_k"],
@@ -128,6 +134,13 @@ def neighbor_sensitivity(
     if not 1 <= batch <= tokens:
         raise ValueError(f"batch = {batch}: allowed is 1 to the {tokens} tokens there are")
 
+    return _sensitivity(choose, jnp.asarray(scores), batch, jax.random.split(key, draws))
+
+
+@eqx.filter_jit
+def _sensitivity(choose, scores, batch, keys):
+    tokens = scores.shape[0]
+
     def deal(key):
         order = jax.random.permutation(key, tokens)[: tokens // batch * batch]
         ids = jax.vmap(choose)(scores[order].reshape(-1, batch, scores.shape[1]))
@@ -137,10 +150,9 @@ def neighbor_sensitivity(
     def pair(key):
         first, second = jax.vmap(deal)(jax.random.split(key))
         both = (first[:, 0] >= 0) & (second[:, 0] >= 0)
-        overlap = top_k_overlap(first, second, both)
-        return 1 - overlap, both.sum()
+        return 1 - top_k_overlap(first, second, both), both.sum()
 
-    changed, counts = jax.vmap(pair)(jax.random.split(key, draws))
+    changed, counts = jax.vmap(pair)(keys)
     return jnp.where(counts > 0, changed * counts, 0).sum() / counts.sum()
 
 

@@ -8,6 +8,7 @@ from moejax._typing import Array, Bool, Float, FloatScalar, Int
 from moejax.metrics._mask import check_same, full_mask, masked_mean, safe_sqrt
 
 
+@jax.jit
 def kl(
     original_logits: Float[Array, "*positions vocabulary"],
     adjusted_logits: Float[Array, "*positions vocabulary"],
@@ -33,6 +34,7 @@ def kl(
     return masked_mean((jnp.exp(log_a) * gap).sum(-1), mask)
 
 
+@jax.jit
 def top1_agreement(
     original_logits: Float[Array, "*positions vocabulary"],
     adjusted_logits: Float[Array, "*positions vocabulary"],
@@ -49,6 +51,7 @@ def top1_agreement(
     return 100 * masked_mean(same.astype(log_a.dtype), mask)
 
 
+@jax.jit
 def ppl_ratio(
     original_logits: Float[Array, "*positions vocabulary"],
     adjusted_logits: Float[Array, "*positions vocabulary"],
@@ -68,6 +71,7 @@ def ppl_ratio(
     return jnp.exp(masked_mean(jnp.where(mask, log_a - log_b, 0), mask))
 
 
+@jax.jit
 def rms_shift(
     original_logits: Float[Array, "*positions vocabulary"],
     adjusted_logits: Float[Array, "*positions vocabulary"],
@@ -83,6 +87,7 @@ def rms_shift(
     return 100 * safe_sqrt(masked_mean(jnp.square(jnp.exp(log_b) - jnp.exp(log_a)), mask))
 
 
+@jax.jit
 def merge_ppl_ratios(
     ratios: Float[Array, " windows"], counts: Int[Array, " windows"]
 ) -> FloatScalar:
@@ -91,6 +96,7 @@ def merge_ppl_ratios(
     return jnp.exp(_weighted(jnp.log(ratios), counts))
 
 
+@jax.jit
 def merge_rms_shifts(
     shifts: Float[Array, " windows"], counts: Int[Array, " windows"]
 ) -> FloatScalar:

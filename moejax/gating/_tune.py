@@ -1,0 +1,337 @@
+"""Coefficients found by gradient: the fastest layer that a budget of fidelity allows."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from moejax._checks import as_float, check_positive, lookup
+from moejax._typing import Array, Bool, Float, FloatLike, FloatScalar, PRNGKeyArray
+from moejax.gating._fidelity import MEASURES, deal, fidelity_loss
+from moejax.gating._layer_costs import LayerCosts
+from moejax.gating._relaxed_gate import Coefficients, GateForm, relaxed_gate
+from moejax.gating._validate import check_share, check_whole
+
+
+# Where a search begins: budgets of a node in even loads, tried at once.
+BUDGET_STARTS = (1.0, 1.3, 1.7)
+FAVORITES_KEPT = GateForm(protect=1)
+"""The published gate, but the strongest choice of a token stays."""
+_REPORTS = 10
+_HALVINGS = 12
+# The common factor of the prices is looked for within e^-_RANGE .. e^_RANGE of where they are.
+_RANGE = 6.0
+
+
+class Outcome(NamedTuple):
+    """What coefficients do to a trace, mean over batches. Fields: `time`, s of all layers with the
+    gate's own time; `original_time`, s with original choices and no gate; `loss` of fidelity."""
+
+    time: Float[Array, "*settings budgets"]
+    original_time: Float[Array, "*settings budgets"]
+    loss: Float[Array, "*settings budgets"]
+
+    @property
+    def speedup(self) -> Float[Array, "*settings budgets"]:
+        """Original time over time."""
+        return self.original_time / self.time
+
+
+class Tuning(NamedTuple):
+    """The result of `tune`. Fields: `coefficients`, each [*settings, budgets, layers]; `fit` and
+    `heldout`, an `Outcome` each ([*settings, budgets]), the second None without a trace to judge
+    on; `front`, True where no other budget is at once faster and truer, judged on `heldout` where
+    there is one."""
+
+    coefficients: Coefficients
+    fit: Outcome
+    heldout: Outcome | None
+    front: Bool[Array, "*settings budgets"]
+
+
+class _Data(NamedTuple):
+    scores: Float[Array, "layers batches batch experts"]
+    selection: Float[Array, "layers batches batch experts"]
+    share: Float[Array, "layers experts nodes"]
+    layer_weight: Float[Array, " layers"]
+    temperature: FloatScalar
+
+
+class _Static(NamedTuple):
+    form: GateForm
+    measure: str
+    per_layer: bool
+    learning_rate: float
+    steps: int
+
+
+class _State(NamedTuple):
+    logs: Float[Array, "3 layers"]  # log prices of makespan and dispersion, log budget
+    moments: Any
+    log_price: FloatScalar  # of the loss of fidelity
+    average: Float[Array, "3 layers"]
+
+
+def tune(
+    scores: Float[Array, "layers tokens experts"],
+    share: Float[Array, "*layers experts nodes"],
+    costs: LayerCosts,
+    budgets: Any,
+    *,
+    batch: int,
+    key: PRNGKeyArray,
+    heldout: Float[Array, "layers tokens experts"] | None = None,
+    measure: str = "mass",
+    per_layer: bool = True,
+    form: GateForm = FAVORITES_KEPT,
+    ray: tuple[float, float] = (-3e4, -0.025),
+    selection: Callable[[Array], Array] | None = None,
+    layer_weight: Any = None,
+    temperature: FloatLike | None = None,
+    steps: int = 60,
+    learning_rate: float = 0.15,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tuning:
+    """Coefficients that minimize the expected layer time within budgets of fidelity.
+
+    Tokens are dealt to batches at random. From the point of the ray that the budget allows, Adam
+    follows the Lagrangian log(time) + price * loss / budget, whose price rises while the loss is
+    above budget; a last bisection over a common factor makes the fit trace meet the budget.
+
+    **Arguments:**
+
+    - `scores`: of the router on the trace to fit; of as many layers as coefficients are wanted.
+    - `share`: [experts, nodes] of all layers, or with a leading axis of layers.
+    - `costs`: `LayerCosts`; with a leading axis, settings that are tuned side by side (`jax.vmap`).
+    - `budgets`: [budgets], losses of fidelity allowed on average over tokens, each above 0.
+    - `batch`: tokens of a step (static); tokens beyond a multiple of it are left out.
+    - `key`: of the deal.
+    - `heldout`: scores of another trace, that the result is judged on.
+    - `measure`: of the loss, one of `"mass"`, `"overlap"`, `"retention"`, `"kl"`: lost weight,
+        lost choices, lost favorites, or nats (see `fidelity_loss`).
+    - `per_layer`: coefficients for each layer, or one set for all.
+    - `form`: the gate they are for (static).
+    - `ray`: (r_comp, r_comm) whose multiples the search starts from.
+    - `selection`: from scores to the selection scores that the gate compares, for instance
+        `squared_weights`; default the scores themselves.
+    - `layer_weight`: [layers], what a unit of loss in each layer counts; default 1 / layers each.
+        The KL of the model's output per unit of each layer, where it is known, is what to put here.
+    - `temperature`: of the surrogate gradient, in units of the selection scores; default the mean
+        gap between the last chosen and the first not.
+    - `steps`, `learning_rate`: of Adam, on logarithms of the coefficients.
+    - `progress`: called with (steps done, steps).
+
+    **Returns:** `Tuning`. **Raises:** `ValueError` for shapes that disagree, budgets or options out
+    of range, and fewer tokens than a batch.
+
+    Gradient: the search follows a surrogate (see `relaxed_gate`); all numbers returned are those of
+    the exact gate, and have no gradient.
+    """
+    scores = jnp.asarray(scores)
+    layers = _check(scores, share, costs, batch, form, measure)
+    budgets = jnp.atleast_1d(as_float(budgets))
+    check_positive("tune", "budgets", budgets)
+    check_whole("steps", steps, 1, np.inf)
+    weight = jnp.full(layers, 1 / layers) if layer_weight is None else as_float(layer_weight)
+    if weight.shape != (layers,):
+        raise ValueError(f"tune: layer_weight has shape {weight.shape}: allowed is {(layers,)}")
+    fit_key, heldout_key = jax.random.split(key)
+    select = selection or (lambda x: x)
+    share = jnp.broadcast_to(as_float(share), (layers, *np.shape(share)[-2:]))
+    gap = _mean_gap(select(scores), costs.top_k) if temperature is None else temperature
+    data = lambda x, key: _data(jnp.asarray(x), select, share, weight, as_float(gap), batch, key)
+    fit = data(scores, fit_key)
+    static = _Static(form, measure, per_layer, float(learning_rate), steps)
+    report = progress or (lambda done, total: None)
+
+    settings = costs.token_time.shape
+    flat = jax.tree.map(lambda x: x.reshape(-1), costs)
+    state = _start(fit, flat, budgets, jnp.asarray(ray), static)
+    start = state.logs
+    report(0, steps)
+    for done in range(0, steps, _REPORTS):
+        many = min(_REPORTS, steps - done)
+        state = _advance(state, fit, flat, budgets, jnp.int32(done), static, many)
+        jax.block_until_ready(state)
+        report(done + many, steps)
+    logs, outcome = _finish(jnp.stack([start, state.average]), fit, flat, budgets, static)
+    other = None
+    if heldout is not None:
+        judged = data(heldout, heldout_key)
+        other = _judge(logs, judged, flat, static)
+    back = lambda x: x.reshape(*settings, *x.shape[1:])
+    named = jax.tree.map(back, _coefficients(logs, static.form))
+    outcome, other = jax.tree.map(back, (outcome, other))
+    return Tuning(named, outcome, other, _front(outcome if other is None else other))
+
+
+def _check(scores, share, costs, batch, form, measure) -> int:
+    if scores.ndim != 3 or not jnp.issubdtype(scores.dtype, jnp.floating):
+        raise ValueError(
+            f"tune: scores is {scores.dtype}{list(scores.shape)}: allowed is floating [layers, "
+            "tokens, experts]"
+        )
+    layers, tokens, experts = scores.shape
+    shape = np.shape(share)
+    if shape[:-1] not in ((experts,), (layers, experts)):
+        raise ValueError(
+            f"tune: share has shape {shape}: allowed is [{experts}, nodes] or [{layers}, "
+            f"{experts}, nodes]"
+        )
+    for one in np.asarray(share).reshape(-1, *shape[-2:]):
+        check_share(one)
+    check_whole("batch", batch, 1, tokens, " (tokens)")
+    check_whole("costs.top_k", costs.top_k, 1, experts - 1, " (one expert has to be left)")
+    check_whole("protect", form.protect, 0, costs.top_k, " (top_k)")
+    check_whole("chunk", form.chunk, 1, np.inf)
+    lookup("measure", measure, MEASURES)
+    if costs.token_time.ndim > 1:
+        raise ValueError("tune: costs may have one leading axis, of settings")
+    return layers
+
+
+@functools.partial(jax.jit, static_argnames="top_k")
+def _mean_gap(selection, top_k):
+    best = lax.top_k(selection, top_k + 1)[0]
+    return jnp.maximum((best[..., -2] - best[..., -1]).mean(), jnp.finfo(best.dtype).tiny)
+
+
+def _data(scores, select, share, weight, gap, batch, key) -> _Data:
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    order = jax.random.permutation(key, scores.shape[1])
+    return _Data(deal(order, scores, batch), deal(order, select(scores), batch), share, weight, gap)
+
+
+def _coefficients(logs, form: GateForm) -> Coefficients:
+    budget = jnp.exp(logs[..., 2, :]) if form.budgeted else jnp.full_like(logs[..., 2, :], jnp.inf)
+    return Coefficients(-jnp.exp(logs[..., 0, :]), -jnp.exp(logs[..., 1, :]), budget)
+
+
+def _outcome(logs, data: _Data, costs: LayerCosts, static: _Static) -> Outcome:
+    """Of one setting and one set of coefficients, [3, layers] or [3, 1]."""
+    layers = data.scores.shape[0]
+    coefficients = _coefficients(jnp.broadcast_to(logs, (3, layers)), static.form)
+
+    def one(scores, selection, share, coefficients):
+        chosen, time = relaxed_gate(
+            selection, share, costs, coefficients, static.form, data.temperature
+        )
+        loss = fidelity_loss(static.measure, chosen, scores, selection, costs.top_k)
+        ids = lax.top_k(selection, costs.top_k)[1]
+        return time, costs.layer_time(ids, share), loss.mean()
+
+    over = jax.vmap(jax.vmap(one, (0, 0, None, None)))
+    found = over(data.scores, data.selection, data.share, coefficients)
+    time, original, loss = (x.mean(1) for x in found)
+    return Outcome(time.sum(), original.sum(), (data.layer_weight * loss).sum())
+
+
+def _everywhere(one: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[..., Any]:
+    """`one(per start and budget and setting, costs of a setting, budget)` over all three axes."""
+    over_starts = jax.vmap(one, (axes[0], None, None))
+    over_budgets = jax.vmap(over_starts, (axes[1], None, 0))
+    return jax.vmap(over_budgets, (axes[2], 0, None))
+
+
+@functools.partial(jax.jit, static_argnames="static")
+def _start(data, costs, budgets, ray, static: _Static) -> _State:
+    """States [settings, budgets, starts], on the ray, scaled until the budget is met."""
+    layers, _, batch, _ = data.scores.shape
+    width = layers if static.per_layer else 1
+    starts = jnp.array(BUDGET_STARTS if static.form.budgeted else (1.0,))
+    nodes = data.share.shape[-1]
+    floor = jnp.finfo(starts.dtype).tiny
+
+    def one(start, costs, budget):
+        even = costs.top_k * batch / nodes * costs.token_time
+        prices = jnp.log(jnp.maximum(-ray, floor))
+        logs = jnp.concatenate([prices, jnp.log(start * even)[None]])
+        logs = jnp.broadcast_to(logs[:, None], (3, width))
+        logs = _scaled(logs, data, costs, budget, static)
+        moments = _optimizer(static).init(logs)
+        return _State(logs, moments, jnp.log(jnp.asarray(0.1, starts.dtype)), logs)
+
+    return _everywhere(one, (0, None, None))(starts, costs, budgets)
+
+
+def _scaled(logs, data, costs, budget, static: _Static):
+    """Both prices times the largest common factor that keeps the loss within the budget."""
+    shift = jnp.array([1.0, 1.0, 0.0])[:, None]
+    at = lambda log: logs + log * shift
+
+    def halve(_, ends):
+        low, high = ends
+        middle = (low + high) / 2
+        fits = _outcome(at(middle), data, costs, static).loss <= budget
+        return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
+
+    ends = jnp.asarray(-_RANGE, logs.dtype), jnp.asarray(_RANGE, logs.dtype)
+    return at(lax.fori_loop(0, _HALVINGS, halve, ends)[0])
+
+
+def _optimizer(static: _Static) -> optax.GradientTransformation:
+    return optax.adam(optax.cosine_decay_schedule(static.learning_rate, static.steps, 0.1))
+
+
+@functools.partial(jax.jit, static_argnames=("static", "many"))
+def _advance(state, data, costs, budgets, done, static: _Static, many: int) -> _State:
+    def one(state, costs, budget):
+        def lagrangian(logs, log_price):
+            found = _outcome(logs, data, costs, static)
+            value = jnp.log(found.time) + jnp.exp(log_price) * found.loss / budget
+            return value, found.loss
+
+        def step(state, number):
+            slope, loss = jax.grad(lagrangian, has_aux=True)(state.logs, state.log_price)
+            update, moments = _optimizer(static).update(slope, state.moments)
+            logs = jnp.asarray(optax.apply_updates(state.logs, update))
+            over = jnp.clip(jnp.log(jnp.maximum(loss, 1e-3 * budget) / budget), -1, 1)
+            # The last third is averaged: the price swings around what the budget is worth.
+            since = jnp.maximum(number - 2 * static.steps // 3, 0)
+            average = jnp.where(
+                since > 0, state.average + (logs - state.average) / jnp.maximum(since, 1), logs
+            )
+            return _State(logs, moments, state.log_price + 0.2 * over, average), None
+
+        return lax.scan(step, state, done + 1 + jnp.arange(many))[0]
+
+    return _everywhere(one, (0, 0, 0))(state, costs, budgets)
+
+
+@functools.partial(jax.jit, static_argnames="static")
+def _finish(candidates, data, costs, budgets, static: _Static):
+    """(log coefficients, outcome) [settings, budgets] of the best candidate that fits."""
+
+    def one(candidates, costs, budget):
+        def fitted(logs):
+            logs = _scaled(logs, data, costs, budget, static)
+            return logs, _outcome(logs, data, costs, static)
+
+        logs, found = jax.vmap(fitted)(candidates)
+        best = jnp.argmin(found.time)
+        layers = data.scores.shape[0]
+        whole = jnp.broadcast_to(logs[best], (3, layers))
+        return whole, jax.tree.map(lambda x: x[best], found)
+
+    # [candidates, settings, budgets, starts, ...] to [settings, budgets, both]
+    merged = jnp.moveaxis(candidates, 0, 2)
+    merged = merged.reshape(*merged.shape[:2], -1, *merged.shape[4:])
+    return jax.vmap(jax.vmap(one, (0, None, 0)), (0, 0, None))(merged, costs, budgets)
+
+
+@functools.partial(jax.jit, static_argnames="static")
+def _judge(logs, data, costs, static: _Static) -> Outcome:
+    one = lambda logs, costs: _outcome(logs, data, costs, static)
+    return jax.vmap(jax.vmap(one, (0, None)))(logs, costs)
+
+
+def _front(outcome: Outcome) -> Bool[Array, "*settings budgets"]:
+    time, loss = outcome.time, outcome.loss
+    better = lambda x: x[..., None, :] <= x[..., :, None]
+    strictly = (time[..., None, :] < time[..., :, None]) | (loss[..., None, :] < loss[..., :, None])
+    return ~jnp.any(better(time) & better(loss) & strictly, axis=-1)
