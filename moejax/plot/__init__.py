@@ -3,7 +3,7 @@
 A table is a dict of column name -> 1-D array or list, all of one length, as the sweeps write it.
 Nothing here runs a model. `_table.py` checks and selects rows; `_style.py` holds the one look and
 `_policies.py` the color of every policy; `_roofline.py`, `_bins.py`, `_pareto.py`, `_network.py`
-and `_timeline.py` draw one figure each.
+and `_timeline.py` draw one figure each, `_placement.py` three.
 
 Matplotlib is optional (`pip install moejax[plots]`) and imported when a figure is made. Figures
 never go through pyplot, so a backend chosen elsewhere stays as it is.
@@ -12,6 +12,9 @@ never go through pyplot, so a backend chosen elsewhere stays as it is.
 from moejax.plot._bins import expert_bins as expert_bins
 from moejax.plot._network import link_heat_map as link_heat_map
 from moejax.plot._pareto import throughput_interactivity as throughput_interactivity
+from moejax.plot._placement import convergence as convergence
+from moejax.plot._placement import expert_shares as expert_shares
+from moejax.plot._placement import node_loads as node_loads
 from moejax.plot._policies import PolicyStyle as PolicyStyle
 from moejax.plot._policies import policy_style as policy_style
 from moejax.plot._roofline import roofline as roofline
@@ -24,10 +27,13 @@ from moejax.plot._timeline import link_timeline as link_timeline
 
 __all__ = [
     "PolicyStyle",
+    "convergence",
     "expert_bins",
+    "expert_shares",
     "figure",
     "link_heat_map",
     "link_timeline",
+    "node_loads",
     "policy_style",
     "roofline",
     "save",

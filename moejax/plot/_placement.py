@@ -25,6 +25,7 @@ COMPUTE, COMMUNICATION, BUSIEST = "#3B5BA5", "#E69F00", "#1F2933"
 # From nothing to a whole expert; the root below keeps small shares apart from none.
 SHARES = ("#FFFFFF", "#CFE0F1", "#6E9AD0", "#27508F", "#101F3C")
 ROOT = 0.4
+NOTHING = 1e-6  # a smaller share is rounding
 LINES = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#1F2933")
 
 
@@ -51,7 +52,7 @@ def node_loads(
     require_matplotlib()
     kinds = {"comp_us": (1, "compute", COMPUTE)}
     if "comm_us" in table:
-        kinds["comm_us"] = (-1, "communicate", COMMUNICATION)
+        kinds["comm_us"] = (-1, "communication", COMMUNICATION)
     rows = read(table, owner, floats=["node", *kinds])
     check_unique(rows, ("node",), owner)
     _check_times(rows, kinds, owner)
@@ -62,13 +63,13 @@ def node_loads(
         ax.bar(rows["node"], sign * time, 0.86, color=color, label=label, zorder=2)
         ax.axhline(sign * time.max(), color=BUSIEST, linewidth=1.0, zorder=3)
         if time.max() > 0:
-            worst.append(f"{label} {time.max() / time.mean():.2f}")
+            worst.append(f"{time.max() / time.mean():.2f} {label}")
     first, last = rows["node"].min(), rows["node"].max()
     ax.axhline(0, color=SOFT_INK, linewidth=0.8, zorder=3)
     ax.set_xlim(first - 0.8, last + 0.8)
     ax.margins(y=0.08)
     ax.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
-    subtitle = f"longest over mean: {', '.join(worst) or 'nothing to do'}"
+    subtitle = f"max/mean: {', '.join(worst)}" if worst else "nothing to do"
     dress(ax, title=title, subtitle=subtitle, x="node", y="time_us")
     ax.grid(False, axis="x")
     if legend:
@@ -118,7 +119,7 @@ def expert_shares(
         linewidth=0.2,
     )
     ax.set_ylim(picture.shape[0] - 0.5, -0.5)
-    copies = np.count_nonzero(picture > 0) / len(picture)
+    copies = np.count_nonzero(picture > NOTHING) / len(picture)
     subtitle = f"an expert on {copies:.3g} nodes on average"
     dress(ax, title=title, subtitle=subtitle, x="node", y="expert")
     ax.grid(False)

@@ -28,6 +28,9 @@ AXIS_LABELS = {
     "throughput_per_gpu_tok_s": "Throughput (tok/s/GPU)",
     "time_us": "Time (us)",
     "link": "Link",
+    "node": "Node",
+    "expert": "Expert",
+    "step": "Step",
     "place": "",
 }
 
