@@ -17,7 +17,7 @@ demo: $(VENV)/.all
 	@$(BIN)/moejax run sweeps/quickstart.py $(DEMO_ARGS)
 
 test: $(VENV)/.all
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check --quiet .
