@@ -35,7 +35,8 @@ class Status(enum.IntEnum):
     BAD_SHARE = 14
     BAD_POSITION = 15
     INFEASIBLE_MEMORY = 16
-    STOPPED_EARLY = 17
+    BAD_SCORE = 17
+    STOPPED_EARLY = 18
 
     @property
     def message(self) -> str:
@@ -61,6 +62,7 @@ _MESSAGES = {
     Status.BAD_SHARE: "a row of share has a negative entry or does not sum to 1",
     Status.BAD_POSITION: "node_position does not give each node a place of its own",
     Status.INFEASIBLE_MEMORY: "no placement meets the memory cap",
+    Status.BAD_SCORE: "a score is NaN or infinite, or fewer than top_k experts can be chosen",
     Status.STOPPED_EARLY: "the solver stopped at its limit and returns the best it found",
 }
 

@@ -73,15 +73,15 @@ def test_impossible_input_is_a_status_under_tracing():
     arrays = {name: jnp.asarray(given[name], jnp.float32) for name in names}
     assert all(found.status == Status.OK for found in gate(arrays))
     for name, value, status in [
-        ("scores", NAN_SCORES, Status.INVALID_ROUTING),
-        ("scores", -NAN_SCORES, Status.INVALID_ROUTING),
-        ("scores", EMPTY_ROW, Status.INVALID_ROUTING),
+        ("scores", NAN_SCORES, Status.BAD_SCORE),
+        ("scores", -NAN_SCORES, Status.BAD_SCORE),
+        ("scores", EMPTY_ROW, Status.BAD_SCORE),
         ("share", np.eye(4) * 0.5, Status.BAD_SHARE),
         ("r_comp", 1e-3, Status.BAD_COST),
         ("r_comm", np.nan, Status.BAD_COST),
         ("token_time", -1.0, Status.BAD_COST),
         ("initial_load", -np.ones(4), Status.BAD_COST),
-        ("extra_cost", NAN_SCORES[0], Status.INVALID_ROUTING),
+        ("extra_cost", NAN_SCORES[0], Status.BAD_SCORE),
     ]:
         for found in gate(arrays | {name: jnp.asarray(value, jnp.float32)}):
             assert found.status == status, name

@@ -85,7 +85,7 @@ def hardware_aware_top_k(
     - `max_hosts`: no expert lies on more nodes than this (static): faster where it is small, as 1
         with expert parallelism. Counted where `share` is known.
 
-    **Returns:** `GateResult`. Status `INVALID_ROUTING` for scores of a valid token that are NaN or
+    **Returns:** `GateResult`. Status `BAD_SCORE` for scores of a valid token that are NaN or
     +inf, or of which less than `top_k` are above -inf; `BAD_SHARE`; `BAD_COST` for a time, load or
     cost that is negative or not finite, and for a positive coefficient.
 
@@ -176,7 +176,7 @@ def cost_aware_top_k(
         as_float(scaling),
     )
     result = run(inputs, source, options, axis_name)
-    if not is_traced(result) and int(result.status) == Status.INVALID_ROUTING:
+    if not is_traced(result) and int(result.status) == Status.BAD_SCORE:
         named = dict(scores=scores, selection_scores=selection_scores, extra_cost=extra_cost)
         raise ValueError(f"gate: {validate.describe_scores(named, valid, top_k)}")
     raise_if_bad("gate", result.status)

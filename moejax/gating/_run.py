@@ -93,7 +93,7 @@ def run(inputs: Inputs, source: AbstractCostSource, options: Options, axis_name:
     weight_status = validate.score_status(broken)
     if axis_name is not None:
         weight_status = lax.pmax(weight_status, axis_name)
-    status = merge(status, weight_status)
+    status = jnp.where(status == Status.OK, weight_status, status)
     weights = combine_weights(chosen, options.combine, inputs.scaling.astype(chosen.dtype))
     weights = jnp.where(expert_ids < 0, 0, weights)
     fine = status == Status.OK
@@ -134,7 +134,9 @@ def _select(inputs: Inputs, source: AbstractCostSource, options: Options):
     bad = jnp.any(valid & unchoosable(choice, adjusted.dtype))
     expert_ids = in_order(choice) if options.protect else choice.expert_ids
     expert_ids = jnp.where(valid[:, None], expert_ids, NOT_ROUTED)
-    status = merge(validate.score_status(bad), source.status(start), source.status(choice.load))
+    # Costs that make no sense are why no score does.
+    costs = merge(source.status(start), source.status(choice.load))
+    status = jnp.where(costs == Status.OK, validate.score_status(bad), costs)
     load = _with_gradient(choice.load, expert_ids, adjusted.shape[1], source, start)
     return expert_ids, load, status
 

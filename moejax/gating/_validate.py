@@ -96,7 +96,7 @@ def check_shape(name: str, value: Any, *allowed: tuple[int, ...]) -> None:
 
 def score_status(is_bad: BoolScalar) -> IntScalar:
     """The code of scores that no choice can be made from."""
-    return flag(is_bad, Status.INVALID_ROUTING)
+    return flag(is_bad, Status.BAD_SCORE)
 
 
 def describe_scores(named: dict[str, Any], valid: Any, top_k: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from moejax._status import is_traced
 from moejax._typing import Array, Float, Int, PRNGKeyArray
@@ -158,14 +159,16 @@ class ByteMoE(eqx.Module):
 
         **Raises:** `ValueError` for tokens that are not a row of byte values.
         """
+        # NumPy's minimum, because inside jit even jnp operations on concrete arrays are traced.
+        seen = np.zeros(1) if is_traced(tokens) or not np.size(tokens) else np.asarray(tokens)
         tokens = jnp.asarray(tokens)
         if tokens.ndim != 1 or tokens.size == 0 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ValueError(
                 f"tokens is {tokens.dtype} {tokens.shape}: allowed is a row of whole numbers "
                 "(batches: jax.vmap, or forward)"
             )
-        if not is_traced(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < NUM_BYTES:
-            raise ValueError(f"tokens = {tokens.min()} .. {tokens.max()}: allowed is 0 .. 255")
+        if not 0 <= seen.min() <= seen.max() < NUM_BYTES:
+            raise ValueError(f"tokens = {seen.min()} .. {seen.max()}: allowed is 0 .. 255")
         return self.forward(tokens[None], gate)
 
     @property
