@@ -10,36 +10,20 @@ import numpy as np
 import optax
 from jax import lax
 
-from moejax._checks import as_float, check_positive, lookup
+from moejax._checks import as_float, check_positive
 from moejax._typing import Array, Bool, Float, FloatLike, FloatScalar, PRNGKeyArray
-from moejax.gating._fidelity import MEASURES, deal, fidelity_loss
 from moejax.gating._layer_costs import LayerCosts
-from moejax.gating._relaxed_gate import Coefficients, GateForm, relaxed_gate
-from moejax.gating._validate import check_share, check_whole
+from moejax.gating._outcome import FAVORITES_KEPT, Data, Outcome, check, make_data, outcome
+from moejax.gating._relaxed_gate import Coefficients, GateForm
+from moejax.gating._validate import check_whole
 
 
 # Where a search begins: budgets of a node in even loads, tried at once.
 BUDGET_STARTS = (1.0, 1.3, 1.7)
-FAVORITES_KEPT = GateForm(protect=1)
-"""The published gate, but the strongest choice of a token stays."""
 _REPORTS = 10
 _HALVINGS = 12
 # The common factor of the prices is looked for within e^-_RANGE .. e^_RANGE of where they are.
 _RANGE = 6.0
-
-
-class Outcome(NamedTuple):
-    """What coefficients do to a trace, mean over batches. Fields: `time`, s of all layers with the
-    gate's own time; `original_time`, s with original choices and no gate; `loss` of fidelity."""
-
-    time: Float[Array, "*settings budgets"]
-    original_time: Float[Array, "*settings budgets"]
-    loss: Float[Array, "*settings budgets"]
-
-    @property
-    def speedup(self) -> Float[Array, "*settings budgets"]:
-        """Original time over time."""
-        return self.original_time / self.time
 
 
 class Tuning(NamedTuple):
@@ -54,20 +38,17 @@ class Tuning(NamedTuple):
     front: Bool[Array, "*settings budgets"]
 
 
-class _Data(NamedTuple):
-    scores: Float[Array, "layers batches batch experts"]
-    selection: Float[Array, "layers batches batch experts"]
-    share: Float[Array, "layers experts nodes"]
-    layer_weight: Float[Array, " layers"]
-    temperature: FloatScalar
-
-
 class _Static(NamedTuple):
     form: GateForm
     measure: str
     per_layer: bool
     learning_rate: float
     steps: int
+
+
+class _Problem(NamedTuple):
+    data: Data
+    temperature: FloatScalar
 
 
 class _State(NamedTuple):
@@ -133,66 +114,36 @@ def tune(
     the exact gate, and have no gradient.
     """
     scores = jnp.asarray(scores)
-    layers = _check(scores, share, costs, batch, form, measure)
+    check("tune", scores, share, costs, batch, form, measure)
     budgets = jnp.atleast_1d(as_float(budgets))
     check_positive("tune", "budgets", budgets)
     check_whole("steps", steps, 1, np.inf)
-    weight = jnp.full(layers, 1 / layers) if layer_weight is None else as_float(layer_weight)
-    if weight.shape != (layers,):
-        raise ValueError(f"tune: layer_weight has shape {weight.shape}: allowed is {(layers,)}")
     fit_key, heldout_key = jax.random.split(key)
-    select = selection or (lambda x: x)
-    share = jnp.broadcast_to(as_float(share), (layers, *np.shape(share)[-2:]))
-    gap = _mean_gap(select(scores), costs.top_k) if temperature is None else temperature
-    data = lambda x, key: _data(jnp.asarray(x), select, share, weight, as_float(gap), batch, key)
-    fit = data(scores, fit_key)
+    fit = make_data(scores, share, selection, layer_weight, batch, fit_key)
+    gap = _mean_gap(fit.selection, costs.top_k) if temperature is None else as_float(temperature)
     static = _Static(form, measure, per_layer, float(learning_rate), steps)
+    problem = _Problem(fit, gap)
     report = progress or (lambda done, total: None)
 
     settings = costs.token_time.shape
     flat = jax.tree.map(lambda x: x.reshape(-1), costs)
-    state = _start(fit, flat, budgets, jnp.asarray(ray), static)
+    state = _start(problem, flat, budgets, jnp.asarray(ray), static)
     start = state.logs
     report(0, steps)
     for done in range(0, steps, _REPORTS):
         many = min(_REPORTS, steps - done)
-        state = _advance(state, fit, flat, budgets, jnp.int32(done), static, many)
+        state = _advance(state, problem, flat, budgets, jnp.int32(done), static, many)
         jax.block_until_ready(state)
         report(done + many, steps)
-    logs, outcome = _finish(jnp.stack([start, state.average]), fit, flat, budgets, static)
+    logs, found = _finish(jnp.stack([start, state.average]), problem, flat, budgets, static)
     other = None
     if heldout is not None:
-        judged = data(heldout, heldout_key)
-        other = _judge(logs, judged, flat, static)
+        judged = make_data(jnp.asarray(heldout), share, selection, layer_weight, batch, heldout_key)
+        other = _judge(logs, _Problem(judged, gap), flat, static)
     back = lambda x: x.reshape(*settings, *x.shape[1:])
     named = jax.tree.map(back, _coefficients(logs, static.form))
-    outcome, other = jax.tree.map(back, (outcome, other))
-    return Tuning(named, outcome, other, _front(outcome if other is None else other))
-
-
-def _check(scores, share, costs, batch, form, measure) -> int:
-    if scores.ndim != 3 or not jnp.issubdtype(scores.dtype, jnp.floating):
-        raise ValueError(
-            f"tune: scores is {scores.dtype}{list(scores.shape)}: allowed is floating [layers, "
-            "tokens, experts]"
-        )
-    layers, tokens, experts = scores.shape
-    shape = np.shape(share)
-    if shape[:-1] not in ((experts,), (layers, experts)):
-        raise ValueError(
-            f"tune: share has shape {shape}: allowed is [{experts}, nodes] or [{layers}, "
-            f"{experts}, nodes]"
-        )
-    for one in np.asarray(share).reshape(-1, *shape[-2:]):
-        check_share(one)
-    check_whole("batch", batch, 1, tokens, " (tokens)")
-    check_whole("costs.top_k", costs.top_k, 1, experts - 1, " (one expert has to be left)")
-    check_whole("protect", form.protect, 0, costs.top_k, " (top_k)")
-    check_whole("chunk", form.chunk, 1, np.inf)
-    lookup("measure", measure, MEASURES)
-    if costs.token_time.ndim > 1:
-        raise ValueError("tune: costs may have one leading axis, of settings")
-    return layers
+    found, other = jax.tree.map(back, (found, other))
+    return Tuning(named, found, other, _front(found if other is None else other))
 
 
 @functools.partial(jax.jit, static_argnames="top_k")
@@ -201,34 +152,17 @@ def _mean_gap(selection, top_k):
     return jnp.maximum((best[..., -2] - best[..., -1]).mean(), jnp.finfo(best.dtype).tiny)
 
 
-def _data(scores, select, share, weight, gap, batch, key) -> _Data:
-    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
-    order = jax.random.permutation(key, scores.shape[1])
-    return _Data(deal(order, scores, batch), deal(order, select(scores), batch), share, weight, gap)
-
-
 def _coefficients(logs, form: GateForm) -> Coefficients:
     budget = jnp.exp(logs[..., 2, :]) if form.budgeted else jnp.full_like(logs[..., 2, :], jnp.inf)
     return Coefficients(-jnp.exp(logs[..., 0, :]), -jnp.exp(logs[..., 1, :]), budget)
 
 
-def _outcome(logs, data: _Data, costs: LayerCosts, static: _Static) -> Outcome:
+def _outcome(logs, problem: _Problem, costs: LayerCosts, static: _Static) -> Outcome:
     """Of one setting and one set of coefficients, [3, layers] or [3, 1]."""
-    layers = data.scores.shape[0]
-    coefficients = _coefficients(jnp.broadcast_to(logs, (3, layers)), static.form)
-
-    def one(scores, selection, share, coefficients):
-        chosen, time = relaxed_gate(
-            selection, share, costs, coefficients, static.form, data.temperature
-        )
-        loss = fidelity_loss(static.measure, chosen, scores, selection, costs.top_k)
-        ids = lax.top_k(selection, costs.top_k)[1]
-        return time, costs.layer_time(ids, share), loss.mean()
-
-    over = jax.vmap(jax.vmap(one, (0, 0, None, None)))
-    found = over(data.scores, data.selection, data.share, coefficients)
-    time, original, loss = (x.mean(1) for x in found)
-    return Outcome(time.sum(), original.sum(), (data.layer_weight * loss).sum())
+    logs = jnp.broadcast_to(logs, (3, problem.data.scores.shape[0]))
+    given = _coefficients(logs, static.form)
+    form, measure = static.form, static.measure
+    return outcome(given, problem.data, costs, form, measure, problem.temperature)
 
 
 def _everywhere(one: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[..., Any]:
@@ -239,12 +173,12 @@ def _everywhere(one: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[...,
 
 
 @functools.partial(jax.jit, static_argnames="static")
-def _start(data, costs, budgets, ray, static: _Static) -> _State:
+def _start(problem, costs, budgets, ray, static: _Static) -> _State:
     """States [settings, budgets, starts], on the ray, scaled until the budget is met."""
-    layers, _, batch, _ = data.scores.shape
+    layers, _, batch, _ = problem.data.scores.shape
     width = layers if static.per_layer else 1
     starts = jnp.array(BUDGET_STARTS if static.form.budgeted else (1.0,))
-    nodes = data.share.shape[-1]
+    nodes = problem.data.share.shape[-1]
     floor = jnp.finfo(starts.dtype).tiny
 
     def one(start, costs, budget):
@@ -252,14 +186,14 @@ def _start(data, costs, budgets, ray, static: _Static) -> _State:
         prices = jnp.log(jnp.maximum(-ray, floor))
         logs = jnp.concatenate([prices, jnp.log(start * even)[None]])
         logs = jnp.broadcast_to(logs[:, None], (3, width))
-        logs = _scaled(logs, data, costs, budget, static)
+        logs = _scaled(logs, problem, costs, budget, static)
         moments = _optimizer(static).init(logs)
         return _State(logs, moments, jnp.log(jnp.asarray(0.1, starts.dtype)), logs)
 
     return _everywhere(one, (0, None, None))(starts, costs, budgets)
 
 
-def _scaled(logs, data, costs, budget, static: _Static):
+def _scaled(logs, problem, costs, budget, static: _Static):
     """Both prices times the largest common factor that keeps the loss within the budget."""
     shift = jnp.array([1.0, 1.0, 0.0])[:, None]
     at = lambda log: logs + log * shift
@@ -267,7 +201,7 @@ def _scaled(logs, data, costs, budget, static: _Static):
     def halve(_, ends):
         low, high = ends
         middle = (low + high) / 2
-        fits = _outcome(at(middle), data, costs, static).loss <= budget
+        fits = _outcome(at(middle), problem, costs, static).loss <= budget
         return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
 
     ends = jnp.asarray(-_RANGE, logs.dtype), jnp.asarray(_RANGE, logs.dtype)
@@ -279,10 +213,10 @@ def _optimizer(static: _Static) -> optax.GradientTransformation:
 
 
 @functools.partial(jax.jit, static_argnames=("static", "many"))
-def _advance(state, data, costs, budgets, done, static: _Static, many: int) -> _State:
+def _advance(state, problem, costs, budgets, done, static: _Static, many: int) -> _State:
     def one(state, costs, budget):
         def lagrangian(logs, log_price):
-            found = _outcome(logs, data, costs, static)
+            found = _outcome(logs, problem, costs, static)
             value = jnp.log(found.time) + jnp.exp(log_price) * found.loss / budget
             return value, found.loss
 
@@ -304,17 +238,17 @@ def _advance(state, data, costs, budgets, done, static: _Static, many: int) -> _
 
 
 @functools.partial(jax.jit, static_argnames="static")
-def _finish(candidates, data, costs, budgets, static: _Static):
+def _finish(candidates, problem, costs, budgets, static: _Static):
     """(log coefficients, outcome) [settings, budgets] of the best candidate that fits."""
 
     def one(candidates, costs, budget):
         def fitted(logs):
-            logs = _scaled(logs, data, costs, budget, static)
-            return logs, _outcome(logs, data, costs, static)
+            logs = _scaled(logs, problem, costs, budget, static)
+            return logs, _outcome(logs, problem, costs, static)
 
         logs, found = jax.vmap(fitted)(candidates)
         best = jnp.argmin(found.time)
-        layers = data.scores.shape[0]
+        layers = problem.data.scores.shape[0]
         whole = jnp.broadcast_to(logs[best], (3, layers))
         return whole, jax.tree.map(lambda x: x[best], found)
 
@@ -325,13 +259,13 @@ def _finish(candidates, data, costs, budgets, static: _Static):
 
 
 @functools.partial(jax.jit, static_argnames="static")
-def _judge(logs, data, costs, static: _Static) -> Outcome:
-    one = lambda logs, costs: _outcome(logs, data, costs, static)
+def _judge(logs, problem, costs, static: _Static) -> Outcome:
+    one = lambda logs, costs: _outcome(logs, problem, costs, static)
     return jax.vmap(jax.vmap(one, (0, None)))(logs, costs)
 
 
-def _front(outcome: Outcome) -> Bool[Array, "*settings budgets"]:
-    time, loss = outcome.time, outcome.loss
+def _front(found: Outcome) -> Bool[Array, "*settings budgets"]:
+    time, loss = found.time, found.loss
     better = lambda x: x[..., None, :] <= x[..., :, None]
     strictly = (time[..., None, :] < time[..., :, None]) | (loss[..., None, :] < loss[..., :, None])
     return ~jnp.any(better(time) & better(loss) & strictly, axis=-1)

@@ -1,0 +1,175 @@
+"""What coefficients do to a trace: the time of its layers, and what that costs in fidelity."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from moejax._checks import as_float, lookup
+from moejax._typing import Array, Float, FloatScalar, PRNGKeyArray
+from moejax.gating._fidelity import MEASURES, deal, fidelity_loss
+from moejax.gating._functional import cost_aware_top_k, hardware_aware_top_k
+from moejax.gating._layer_costs import LayerCosts
+from moejax.gating._node_budget import NodeBudget
+from moejax.gating._relaxed_gate import Coefficients, GateForm, relaxed_gate
+from moejax.gating._run import GateResult
+from moejax.gating._validate import check_share, check_whole
+
+
+FAVORITES_KEPT = GateForm(protect=1)
+"""The published gate, but the strongest choice of a token stays."""
+
+
+class Outcome(NamedTuple):
+    """What coefficients do to a trace, mean over batches. Fields: `time`, s of all layers with the
+    gate's own time; `original_time`, s with original choices and no gate; `loss` of fidelity."""
+
+    time: Float[Array, "..."]
+    original_time: Float[Array, "..."]
+    loss: Float[Array, "..."]
+
+    @property
+    def speedup(self) -> Float[Array, "..."]:
+        """Original time over time."""
+        return self.original_time / self.time
+
+
+def tuned_gate(
+    scores: Float[Array, "tokens experts"],
+    share: Float[Array, "experts nodes"],
+    costs: LayerCosts,
+    coefficients: Coefficients,
+    form: GateForm = FAVORITES_KEPT,
+    **options: Any,
+) -> GateResult:
+    """The exact gate of one layer with coefficients that `tune` returned.
+
+    **Arguments:**
+
+    - `scores`, `share`, `costs`: as `tune`, of one layer and setting.
+    - `coefficients`: of that layer, numbers.
+    - `form`: the one they were tuned for (static).
+    - `options`: of `hardware_aware_top_k`, for instance `combine` or `valid`.
+
+    **Returns**, **raises:** as `hardware_aware_top_k`.
+    """
+    options |= dict(top_k=costs.top_k, protect=form.protect, chunk=form.chunk)
+    options |= dict(include_future_original=form.ahead)
+    rates = dict(r_comp=coefficients.r_comp, r_comm=coefficients.r_comm)
+    rates |= dict(token_time=costs.token_time)
+    if not form.budgeted:
+        return hardware_aware_top_k(scores, share, **rates, **options)
+    source = NodeBudget.of(share, budget=coefficients.budget, **rates)
+    return cost_aware_top_k(scores, source, **options)
+
+
+class Data(NamedTuple):
+    """A trace dealt to batches, on a placement."""
+
+    scores: Float[Array, "layers batches batch experts"]
+    selection: Float[Array, "layers batches batch experts"]
+    share: Float[Array, "layers experts nodes"]
+    layer_weight: Float[Array, " layers"]
+
+
+def judge(
+    scores: Float[Array, "layers tokens experts"],
+    share: Float[Array, "*layers experts nodes"],
+    costs: LayerCosts,
+    coefficients: Coefficients,
+    *,
+    batch: int,
+    key: PRNGKeyArray,
+    measure: str = "mass",
+    form: GateForm = FAVORITES_KEPT,
+    selection: Callable[[Array], Array] | None = None,
+    layer_weight: Any = None,
+) -> Outcome:
+    """What many settings of a gate do to a trace, side by side.
+
+    **Arguments:** as `tune`, with
+
+    - `costs`: of one setting.
+    - `coefficients`: each [candidates, layers], or [candidates, 1] for all layers alike. With a
+        finite `budget` the form has to be `budgeted`.
+
+    **Returns:** `Outcome`, each field [candidates]. No gradient.
+
+    **Raises:** as `tune`.
+    """
+    scores = jnp.asarray(scores)
+    layers = check("judge", scores, share, costs, batch, form, measure)
+    if costs.token_time.ndim:
+        raise ValueError("judge: costs of several settings: call it for each")
+    data = make_data(scores, share, selection, layer_weight, batch, key)
+    shape = (np.shape(coefficients.r_comp)[0], layers)
+    given = jax.tree.map(lambda x: jnp.broadcast_to(as_float(x), shape), coefficients)
+    return _judged(given, data, costs, form, measure)
+
+
+@functools.partial(jax.jit, static_argnames=("form", "measure"))
+def _judged(coefficients, data, costs, form, measure):
+    return jax.vmap(lambda c: outcome(c, data, costs, form, measure, jnp.ones(())))(coefficients)
+
+
+def check(owner: str, scores, share, costs, batch, form, measure) -> int:
+    if scores.ndim != 3 or not jnp.issubdtype(scores.dtype, jnp.floating):
+        raise ValueError(
+            f"{owner}: scores is {scores.dtype}{list(scores.shape)}: allowed is floating [layers, "
+            "tokens, experts]"
+        )
+    layers, tokens, experts = scores.shape
+    shape = np.shape(share)
+    if shape[:-1] not in ((experts,), (layers, experts)):
+        raise ValueError(
+            f"{owner}: share has shape {shape}: allowed is [{experts}, nodes] or [{layers}, "
+            f"{experts}, nodes]"
+        )
+    for one in np.asarray(share).reshape(-1, *shape[-2:]):
+        check_share(one)
+    check_whole("batch", batch, 1, tokens, " (tokens)")
+    check_whole("costs.top_k", costs.top_k, 1, experts - 1, " (one expert has to be left)")
+    check_whole("protect", form.protect, 0, costs.top_k, " (top_k)")
+    check_whole("chunk", form.chunk, 1, np.inf)
+    lookup("measure", measure, MEASURES)
+    if costs.token_time.ndim > 1:
+        raise ValueError(f"{owner}: costs may have one leading axis, of settings")
+    return layers
+
+
+def make_data(scores, share, selection, layer_weight, batch: int, key: PRNGKeyArray) -> Data:
+    layers, tokens, _ = scores.shape
+    weight = jnp.full(layers, 1 / layers) if layer_weight is None else as_float(layer_weight)
+    if weight.shape != (layers,):
+        raise ValueError(f"layer_weight has shape {weight.shape}: allowed is {(layers,)}")
+    share = jnp.broadcast_to(as_float(share), (layers, *np.shape(share)[-2:]))
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    order = jax.random.permutation(key, tokens)
+    selected = scores if selection is None else selection(scores)
+    return Data(deal(order, scores, batch), deal(order, selected, batch), share, weight)
+
+
+def outcome(
+    coefficients: Coefficients,
+    data: Data,
+    costs: LayerCosts,
+    form: GateForm,
+    measure: str,
+    temperature: FloatScalar,
+) -> Outcome:
+    """Of one setting and one set of coefficients [layers]. Gradient: that of `relaxed_gate`."""
+
+    def one(scores, selection, share, coefficients):
+        chosen, time = relaxed_gate(selection, share, costs, coefficients, form, temperature)
+        loss = fidelity_loss(measure, chosen, scores, selection, costs.top_k)
+        ids = lax.top_k(selection, costs.top_k)[1]
+        return time, costs.layer_time(ids, share), loss.mean()
+
+    over = jax.vmap(jax.vmap(one, (0, 0, None, None)))
+    found = over(data.scores, data.selection, data.share, coefficients)
+    time, original, loss = (x.mean(1) for x in found)
+    return Outcome(time.sum(), original.sum(), (data.layer_weight * loss).sum())
