@@ -1,7 +1,7 @@
 """How fast is the exact network simulator, against the event heap that one would write in Python?
 
     python benchmarks/noc.py             # about 1 minute
-    python benchmarks/noc.py --growth    # and how time and memory grow: about 4 more
+    python benchmarks/noc.py --growth    # and how time and memory grow: about 1 more
 
 256 batches of 128 tokens of Mixtral-8x7B on 4 x 8 nodes: with the folder `MOEJAX_DATA` the real
 tokens and the published placement of each layer, else calibrated routing and expert parallelism.
@@ -42,7 +42,7 @@ DATA = Path(os.environ.get("MOEJAX_DATA", REPOSITORY.parent / "shared" / "data")
 BATCHES, TOKENS, HIDDEN = 256, 128, 4096
 BANDWIDTH = 64 * 2.0**30
 LOOPED = 16  # batches per timing of the twin, other ones in every round
-ROUNDS = 11
+ROUNDS = 7
 AT_ONCE = 8  # configurations in one vmap, where a loop goes over the rest
 
 
@@ -215,9 +215,10 @@ def compare(name, kind: str, switching: str, messages: noc.Messages, at_once, de
     run, mine = simulator(topology, switching, at_once, devices), placed(messages, devices)
     twin = Twin(topology, messages)
     rounds = Rounds(twin, switching, run, mine)
+    result = run(mine)
     for batches, _, slow in rounds.found:
-        check(twin, batches, slow, run(mine))
-    settled = int(np.max(run(mine)[3]))
+        check(twin, batches, slow, result)
+    settled = int(np.max(result[3]))
     how = "one vmap" if at_once is None else f"{at_once} at once"
     print(
         f"{kind:5} {switching:17} {name} {devices} core(s) {how:9} {rounds}; "
@@ -266,8 +267,9 @@ def grow(count: int, shape: tuple[int, int], batch: int) -> None:
     messages = jax.vmap(noc.Messages)(*ends, full * HIDDEN, full > 0)
     run, twin = simulator(topology, "store_and_forward", None, 1), Twin(topology, messages)
     rounds = Rounds(twin, "store_and_forward", run, messages, rounds=3)
+    result = run(messages)
     for batches, _, slow in rounds.found:
-        check(twin, batches, slow, run(messages))
+        check(twin, batches, slow, result)
     print(
         f"{count:6} {topology.num_nodes:4} {batch:5}: {1e6 * np.median(rounds.fast):8.1f} "
         f"{np.median(rounds.ratios):6.1f} {memory(run, messages) / 1e3:8.0f} {rounds.first:5.1f} s",
