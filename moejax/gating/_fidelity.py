@@ -70,6 +70,23 @@ def squared_weights(
     return jnp.square(scores / jnp.where(whole > 0, whole, 1))
 
 
+def lost_weights(
+    scores: Float[Array, "*tokens experts"], top_k: int
+) -> Float[Array, "*tokens experts"]:
+    """Scores to select by, where a swap is judged by the combine weight that it gives up.
+
+    s_i / sum of the `top_k` largest for those, and a thousandth of that for the others, which only
+    keeps their order: a choice is worth its weight, however close the next expert's score is. This
+    is what the loss `"mass"` of `tune` counts.
+
+    **Arguments:** `scores` are not negative; `top_k` is static. Exact gradient.
+    """
+    best = lax.top_k(scores, top_k)[0]
+    whole = best.sum(-1, keepdims=True)
+    weight = scores / jnp.where(whole > 0, whole, 1)
+    return jnp.where(scores >= best[..., -1:], weight, 1e-3 * weight)
+
+
 def deal(order: Int[Array, " tokens"], x: Array, batch: int) -> Array:
     """[layers, tokens, ...] to [layers, batches, batch, ...] in this order, the rest left out."""
     whole = order.shape[0] // batch * batch

@@ -24,6 +24,11 @@ FAVORITES_KEPT = GateForm(protect=1)
 """The published gate, but the strongest choice of a token stays."""
 
 
+LARGEST = 2**23
+"""Elements of an array of choices. XLA's CPU compiler (jaxlib 0.10) was seen to repeat the first
+half of one above 2^25."""
+
+
 class Outcome(NamedTuple):
     """What coefficients do to a trace, mean over batches. Fields: `time`, s of all layers with the
     gate's own time; `original_time`, s with original choices and no gate; `loss` of fidelity."""
@@ -113,7 +118,10 @@ def judge(
 
 @functools.partial(jax.jit, static_argnames=("form", "measure"))
 def _judged(coefficients, data, costs, form, measure):
-    return jax.vmap(lambda c: outcome(c, data, costs, form, measure, jnp.ones(())))(coefficients)
+    one = lambda c: outcome(c, data, costs, form, measure, jnp.ones(()))
+    # Some at a time: all choices of all candidates at once would be gigabytes, and arrays that
+    # large were seen to come out wrong.
+    return lax.map(one, coefficients, batch_size=max(1, LARGEST // data.scores.size))
 
 
 def check(owner: str, scores, share, costs, batch, form, measure) -> int:

@@ -13,7 +13,7 @@ from jax import lax
 from moejax._checks import as_float, check_positive
 from moejax._typing import Array, Bool, Float, FloatLike, FloatScalar, PRNGKeyArray
 from moejax.gating._layer_costs import LayerCosts
-from moejax.gating._outcome import FAVORITES_KEPT, Data, Outcome, check, make_data, outcome
+from moejax.gating._outcome import FAVORITES_KEPT, LARGEST, Data, Outcome, check, make_data, outcome
 from moejax.gating._relaxed_gate import Coefficients, GateForm
 from moejax.gating._validate import check_whole
 
@@ -165,11 +165,20 @@ def _outcome(logs, problem: _Problem, costs: LayerCosts, static: _Static) -> Out
     return outcome(given, problem.data, costs, form, measure, problem.temperature)
 
 
-def _everywhere(one: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[..., Any]:
-    """`one(per start and budget and setting, costs of a setting, budget)` over all three axes."""
-    over_starts = jax.vmap(one, (axes[0], None, None))
-    over_budgets = jax.vmap(over_starts, (axes[1], None, 0))
-    return jax.vmap(over_budgets, (axes[2], 0, None))
+def _everywhere(one: Callable[..., Any], given: Any, costs, budgets, problem: _Problem) -> Any:
+    """`one(given, costs of a setting, budget)` for each setting and budget, of which `given` has
+    leading axes. As many at once as keep arrays below `LARGEST`, the others after them."""
+    settings, number = costs.token_time.shape[0], budgets.shape[0]
+    leading = lambda x: x.reshape(settings * number, *x.shape[2:])
+    pairs = (
+        jax.tree.map(leading, given),
+        jax.tree.map(lambda x: jnp.repeat(x, number, axis=0), costs),
+        jnp.tile(budgets, settings),
+    )
+    starts = jax.tree.leaves(given)[0].shape[2]
+    at_once = max(1, LARGEST // (problem.data.scores.size * starts))
+    found = lax.map(lambda pair: one(*pair), pairs, batch_size=at_once)
+    return jax.tree.map(lambda x: x.reshape(settings, number, *x.shape[1:]), found)
 
 
 @functools.partial(jax.jit, static_argnames="static")
@@ -190,7 +199,9 @@ def _start(problem, costs, budgets, ray, static: _Static) -> _State:
         moments = _optimizer(static).init(logs)
         return _State(logs, moments, jnp.log(jnp.asarray(0.1, starts.dtype)), logs)
 
-    return _everywhere(one, (0, None, None))(starts, costs, budgets)
+    given = jnp.broadcast_to(starts, (costs.token_time.shape[0], budgets.shape[0], *starts.shape))
+    over = jax.vmap(one, (0, None, None))
+    return _everywhere(over, given, costs, budgets, problem)
 
 
 def _scaled(logs, problem, costs, budget, static: _Static):
@@ -234,7 +245,7 @@ def _advance(state, problem, costs, budgets, done, static: _Static, many: int) -
 
         return lax.scan(step, state, done + 1 + jnp.arange(many))[0]
 
-    return _everywhere(one, (0, 0, 0))(state, costs, budgets)
+    return _everywhere(jax.vmap(one, (0, None, None)), state, costs, budgets, problem)
 
 
 @functools.partial(jax.jit, static_argnames="static")
@@ -255,13 +266,16 @@ def _finish(candidates, problem, costs, budgets, static: _Static):
     # [candidates, settings, budgets, starts, ...] to [settings, budgets, both]
     merged = jnp.moveaxis(candidates, 0, 2)
     merged = merged.reshape(*merged.shape[:2], -1, *merged.shape[4:])
-    return jax.vmap(jax.vmap(one, (0, None, 0)), (0, 0, None))(merged, costs, budgets)
+    return _everywhere(one, merged, costs, budgets, problem)
 
 
 @functools.partial(jax.jit, static_argnames="static")
 def _judge(logs, problem, costs, static: _Static) -> Outcome:
     one = lambda logs, costs: _outcome(logs, problem, costs, static)
-    return jax.vmap(jax.vmap(one, (0, None)))(logs, costs)
+    over = jax.vmap(lambda logs, costs, _: one(logs, costs), (0, None, None))
+    nothing = jnp.zeros(logs.shape[1])
+    found = _everywhere(over, logs[:, :, None], costs, nothing, problem)
+    return jax.tree.map(lambda x: x[:, :, 0], found)
 
 
 def _front(found: Outcome) -> Bool[Array, "*settings budgets"]:
