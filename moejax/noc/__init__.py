@@ -12,6 +12,7 @@ Reading guide:
   `_order` sorts it, `_settle` iterates circles of links to their fixed point.
 - `_load`: `link_load_bound`, the incidence algebra that needs no simulation; `_communication`,
   `_gamma`: the papers' linear estimate and the factor that corrects it.
+- `_tables`: reports, links and time-lines as columns with units, for pictures and files.
 
 Shapes and routes are static, rates are traced: one compilation serves all bandwidths of a
 topology. SI units throughout.
@@ -54,6 +55,9 @@ from moejax.noc._simulate import LinkReport as LinkReport
 from moejax.noc._simulate import Switching as Switching
 from moejax.noc._simulate import bookings as bookings
 from moejax.noc._simulate import simulate as simulate
+from moejax.noc._tables import columns as columns
+from moejax.noc._tables import link_rows as link_rows
+from moejax.noc._tables import timeline_rows as timeline_rows
 from moejax.noc._topology import NO_LINK as NO_LINK
 from moejax.noc._topology import Stage as Stage
 from moejax.noc._topology import Topology as Topology
@@ -89,6 +93,7 @@ __all__ = [
     "broadcast",
     "calibrate_gamma",
     "collective_time",
+    "columns",
     "communication_time",
     "custom",
     "direct_all_reduce",
@@ -97,6 +102,7 @@ __all__ = [
     "fat_tree",
     "fully_connected",
     "link_load_bound",
+    "link_rows",
     "mesh",
     "mesh_3d",
     "mirror",
@@ -109,6 +115,7 @@ __all__ = [
     "ring_reduce_scatter",
     "simulate",
     "tensor_parallel_time",
+    "timeline_rows",
     "token_bytes",
     "torus",
     "traffic_matrix",
