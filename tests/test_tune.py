@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moejax.gating import cost_aware_top_k, hardware_aware_top_k
+from moejax import metrics
 from moejax.gating._fidelity import MEASURES, fidelity_loss, squared_weights
 from moejax.gating._layer_costs import LayerCosts
 from moejax.gating._node_budget import NodeBudget
-from moejax.gating._relaxed_gate import Coefficients, GateForm, relaxed_gate
+from moejax.gating._outcome import judge, tuned_gate
+from moejax.gating._relaxed_gate import Coefficients, GateForm
 from moejax.gating._tune import tune
 from tests.oracles import relax as oracle
 
@@ -38,27 +39,32 @@ def placed(seed=0):
     ids=["published", "budgeted, looking ahead"],
 )
 def test_forward_is_the_exact_gate(form):
-    share = placed()
-    for seed, rate, hop in ((0, -0.02, 0.0), (1, -0.1, -0.02), (2, 0.0, 0.0)):
-        scores = routed(seed, TOKENS, EXPERTS)
-        options = dict(
-            top_k=2,
-            protect=form.protect,
-            chunk=form.chunk,
-            include_future_original=form.ahead,
-        )
-        if form.budgeted:
-            source = NodeBudget.of(share, token_time=1.0, budget=7.0, r_comp=rate, r_comm=hop)
-            exact = cost_aware_top_k(scores, source, **options)
-        else:
-            costs = dict(r_comp=rate, r_comm=hop, token_time=1.0)
-            exact = hardware_aware_top_k(scores, share, **costs, **options)
-        given = Coefficients(jnp.float32(rate), jnp.float32(hop), jnp.float32(7))
-        chosen, time = relaxed_gate(scores, share, COSTS, given, form, jnp.float32(0.1))
-        ids = np.sort(np.asarray(exact.expert_ids))
-        np.testing.assert_array_equal(np.argwhere(chosen > 0)[:, 1].reshape(-1, 2), ids)
-        plain = oracle.layer_time(ids.tolist(), share.tolist(), 1.0, 0.25)
-        assert time == pytest.approx(plain + 0.125 * -(-TOKENS // form.chunk))
+    """Losses and times of many settings at once are those of the exact gate, one by one."""
+    share, scores = placed(), routed(0, 1, 3 * TOKENS, EXPERTS)
+    rates = np.linspace(-0.15, 0, 12, dtype=np.float32)[:, None]
+    hops, budget = rates[::-1] / 5, np.float32(7 if form.budgeted else np.inf)
+    settings = Coefficients(rates, hops, np.full_like(rates, budget))
+    key, kinds = jax.random.key(0), ("mass", "overlap", "retention")
+    found = {
+        kind: judge(scores, share, COSTS, settings, batch=TOKENS, key=key, form=form, measure=kind)
+        for kind in kinds
+    }
+    order = jax.random.permutation(key, 3 * TOKENS)
+    batches = scores[0, order].reshape(3, TOKENS, EXPERTS)
+    original = jax.lax.top_k(batches, 2)
+    exact = jax.jit(
+        jax.vmap(lambda s, c: tuned_gate(s, share, COSTS, c, form).expert_ids, (0, None))
+    )
+    for i in range(len(rates)):
+        ids = exact(batches, jax.tree.map(lambda x, i=i: x[i, 0], settings))
+        times = [oracle.layer_time(rows, share.tolist(), 1.0, 0.25) for rows in ids.tolist()]
+        steps = 0.125 * -(-TOKENS // form.chunk)
+        assert found["mass"].time[i] == pytest.approx(np.mean(times) + steps, rel=1e-5)
+        kept = [metrics.changed_weight_mass(original[1], original[0], ids)]
+        kept += [1 - metrics.top_k_overlap(original[1], ids)]
+        kept += [1 - metrics.top1_retention(original[1], ids)]
+        for kind, loss in zip(kinds, kept):
+            assert found[kind].loss[i] == pytest.approx(float(loss), abs=1e-6)
 
 
 def test_a_node_budget_counts_what_lies_above_it():

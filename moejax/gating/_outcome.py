@@ -11,7 +11,7 @@ from jax import lax
 
 from moejax._checks import as_float, lookup
 from moejax._typing import Array, Float, FloatScalar, PRNGKeyArray
-from moejax.gating._fidelity import MEASURES, deal, fidelity_loss
+from moejax.gating._fidelity import MEASURES, deal
 from moejax.gating._functional import cost_aware_top_k, hardware_aware_top_k
 from moejax.gating._layer_costs import LayerCosts
 from moejax.gating._node_budget import NodeBudget
@@ -172,10 +172,11 @@ def outcome(
     """Of one setting and one set of coefficients [layers]. Gradient: that of `relaxed_gate`."""
 
     def one(scores, selection, share, coefficients):
-        chosen, time = relaxed_gate(selection, share, costs, coefficients, form, temperature)
-        loss = fidelity_loss(measure, chosen, scores, selection, costs.top_k)
+        loss, time = relaxed_gate(
+            scores, selection, share, costs, coefficients, form, temperature, measure
+        )
         ids = lax.top_k(selection, costs.top_k)[1]
-        return time, costs.layer_time(ids, share), loss.mean()
+        return time, costs.layer_time(ids, share), loss
 
     over = jax.vmap(jax.vmap(one, (0, 0, None, None)))
     found = over(data.scores, data.selection, data.share, coefficients)

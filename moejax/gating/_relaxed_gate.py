@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moejax._typing import Array, Float, FloatScalar
+from moejax.gating._fidelity import MEASURES
 from moejax.gating._layer_costs import LayerCosts
 from moejax.gating._node_budget import excess
 from moejax.gating._penalty import expected_visits
@@ -35,14 +36,16 @@ class GateForm(NamedTuple):
 
 
 def relaxed_gate(
+    scores: Float[Array, "tokens experts"],
     selection: Float[Array, "tokens experts"],
     share: Float[Array, "experts nodes"],
     costs: LayerCosts,
     coefficients: Coefficients,
     form: GateForm,
     temperature: FloatScalar,
-) -> tuple[Float[Array, "tokens experts"], FloatScalar]:
-    """(choices of 0 and 1, layer time with the gate's own in s) of one batch.
+    measure: str,
+) -> tuple[FloatScalar, FloatScalar]:
+    """(loss of fidelity, mean over tokens; layer time with the gate's own in s) of one batch.
 
     Values are those of the exact gate. Gradient: surrogate; choices move as a soft top-k with
     `temperature` would at the boundary between the last chosen and the first not, the busiest node
@@ -55,33 +58,42 @@ def relaxed_gate(
     fixed = -coefficients.r_comm * hosts.sum(-1)
     best = lax.top_k(selection, top_k)[1]
     ones = lambda ids: jax.nn.one_hot(ids, experts, dtype=selection.dtype).sum(-2)
-    kept = ones(best[:, : form.protect]) > 0
+    original = ones(best)
     filled = -tokens % chunk
     split = lambda x: jnp.pad(x, ((0, filled), (0, 0))).reshape(-1, chunk, x.shape[-1])
-    real = split(jnp.ones((tokens, 1), selection.dtype))
     add = lambda chosen: jnp.matmul(chosen.sum(-2), time, precision=lax.Precision.HIGHEST)
+    real = split(jnp.ones((tokens, 1), selection.dtype))
     later = jnp.zeros((real.shape[0], time.shape[1]), time.dtype)
     if form.ahead:
-        original = add(split(ones(best)))
-        later = jnp.cumsum(original[::-1], axis=0)[::-1] - original
+        load = add(split(original))
+        later = jnp.cumsum(load[::-1], axis=0)[::-1] - load
 
     @jax.checkpoint
-    def step(load, row):
-        score, kept, real, later = row
+    def step(carry, row):
+        load, visits, loss = carry
+        scores, score, original, first, kept, real, later = row
         seen = load + later
         if form.budgeted:
             slow = excess(seen, time, coefficients.budget)
         else:
             slow = jnp.max(seen + time, axis=-1) - jnp.max(seen)
         adjusted = score - (fixed - coefficients.r_comp * slow)
-        chosen = _choose(adjusted, kept, temperature, top_k) * real
-        return load + add(chosen), chosen
+        chosen = _choose(adjusted, kept > 0, temperature, top_k) * real
+        lost = MEASURES[measure](chosen, original, first, scores)
+        # Padding has no original choice, and none of the losses a value without one.
+        lost = jnp.where(real[:, 0] > 0, lost, 0).sum()
+        return (load + add(chosen), visits + expected_visits(chosen, hosts), loss + lost), None
 
-    rows = split(selection), split(kept), real, later
-    load, chosen = lax.scan(step, jnp.zeros_like(time[0]), rows)
-    chosen = chosen.reshape(-1, experts)[:tokens]
-    visited = costs.visit_time * expected_visits(chosen, hosts).max()
-    return chosen, load.max() + visited + costs.gate_time(tokens, chunk)
+    # Sums are carried: all choices of many batches and settings at once would be gigabytes.
+    padded = jnp.pad(scores, ((0, filled), (0, 0)), constant_values=1).reshape(-1, chunk, experts)
+    whole = jnp.pad(original, ((0, filled), (0, 0)), constant_values=1).reshape(padded.shape)
+    first, kept = (split(ones(best[:, :number])) for number in (1, form.protect))
+    rows = padded, split(selection), whole, first, kept, real, later
+    nothing = jnp.zeros_like(time[0])
+    start = nothing, nothing, jnp.zeros((), time.dtype)
+    (load, visits, loss), _ = lax.scan(step, start, rows)
+    total = load.max() + costs.visit_time * visits.max() + costs.gate_time(tokens, chunk)
+    return loss / tokens, total
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
