@@ -7,6 +7,12 @@ what it stores on each node.
 
 The baselines: `_parallel.py` holds those that need no trace, `_hybrid.py` balances regions of nodes
 (with the search and solver of `_regions.py`), `_eplb.py` copies whole experts.
+
+`_node_balance.py` says which node should hold what. Few experts: `_host_sets.py` searches over sets
+of experts, with exact shares for given hosts from `_shares.py`. Many: `_search.py` improves the
+starts of `_construct.py` by the moves of `_moves.py`. Both run in `_node_kernel.py` and minimize
+`_node_problem.py`, with `_fat_tree.py` on top and `_node_bound.py` below; `_milp.py` and
+`_host_set_milp.py` are the exact solvers.
 """
 
 from moejax.noc import HOSTING_SHARE as HOSTING_SHARE
@@ -33,6 +39,10 @@ from moejax.placement._memory import memory_use as memory_use
 from moejax.placement._memory import published_expert_bytes as published_expert_bytes
 from moejax.placement._methods import METHODS as METHODS
 from moejax.placement._methods import place as place
+from moejax.placement._node_balance import NodeBalance as NodeBalance
+from moejax.placement._node_balance import drawn_statistics as drawn_statistics
+from moejax.placement._node_balance import node_balance as node_balance
+from moejax.placement._node_bound import lp_bound as lp_bound
 from moejax.placement._parallel import expert_parallel as expert_parallel
 from moejax.placement._parallel import tensor_parallel as tensor_parallel
 from moejax.placement._placement import Placement as Placement
@@ -47,6 +57,7 @@ __all__ = [
     "METHODS",
     "UNPLACED",
     "MemoryUse",
+    "NodeBalance",
     "NodeCosts",
     "Placement",
     "PlacementTimes",
@@ -56,13 +67,16 @@ __all__ = [
     "balance_regions",
     "compute_bound",
     "compute_comm_ratio",
+    "drawn_statistics",
     "evaluate",
     "evaluate_batch",
     "expert_parallel",
     "host_set_traffic",
     "hybrid",
     "hybrid_comm_time",
+    "lp_bound",
     "memory_use",
+    "node_balance",
     "node_load",
     "node_traffic",
     "place",
