@@ -159,8 +159,12 @@ def _occupation(scores, temperature, k):
     safe = jnp.where(settled, jnp.arange(experts, dtype=scores.dtype), scores)
     filled = finite.astype(scores.dtype)
     if k < experts:
-        x = _distance(safe, temperature, k)
-        filled = jnp.where(settled, filled, jax.nn.sigmoid(x - _boundary(x, k)))
+        ordered = lax.top_k(safe, experts)[0]
+        tiny = jnp.finfo(scores.dtype).tiny
+        # Exactly 0 for the k-th largest and what ties with it.
+        apart = lambda s: (s - ordered[..., k - 1 : k]) / jnp.maximum(temperature, tiny)
+        far = lambda s: jnp.clip(apart(s), -_FAR, _FAR)
+        filled = jnp.where(settled, filled, jax.nn.sigmoid(far(safe) - _boundary(far(ordered), k)))
     return jnp.where(lost, jnp.nan, jnp.where(finite, filled, 0))
 
 
@@ -180,20 +184,12 @@ def _occupation_jvp(k, primals, tangents):
     return p, give * (change - (weight * change).sum(-1, keepdims=True))
 
 
-def _distance(scores, temperature, k):
-    """How far each score is above the k-th largest, in temperatures; exactly 0 where it ties."""
-    apart = scores - lax.top_k(scores, k)[0][..., -1:]
-    tiny = jnp.finfo(scores.dtype).tiny
-    return jnp.clip(apart / jnp.maximum(temperature, tiny), -_FAR, _FAR)
-
-
 def _boundary(x, k):
-    """theta with sum_i sigmoid(x_i - theta) = k, x_(k) being 0 and k below the number of x.
+    """theta with sum_i sigmoid(x_i - theta) = k, of x in falling order, k below their number.
 
     What the k largest lack must equal what the others have. Both sides as logarithms: neither can
     vanish in the other or in rounding, however far apart the scores are.
     """
-    x = lax.top_k(x, x.shape[-1])[0]
     inner, outer = x[..., :k], x[..., k:]
     spare = float(np.log(x.shape[-1]))
 
