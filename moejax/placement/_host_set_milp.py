@@ -226,9 +226,9 @@ class _Program:
 
         num_experts, num_nodes = self.of_expert.shape[0], self.layer.num_nodes
         columns = 1 + self.num_sets + self.num_parts
-        rows = sparse.bmat(blocks, format="csr")
+        rows: Any = sparse.bmat(blocks, format="csr")
         count = np.r_[0.0, np.ones(self.num_sets), np.zeros(self.num_parts)]
-        matrix = sparse.vstack([rows, count[None]], format="csr")
+        matrix = sparse.vstack([rows, count.reshape(1, -1)], format="csr")
         low = np.r_[np.zeros(num_experts), np.full(rows.shape[0] - num_experts, -np.inf), num_nodes]
         high = np.r_[np.zeros(rows.shape[0]), num_nodes]
         lower, upper = np.zeros(columns), np.full(columns, np.inf)
