@@ -3,6 +3,9 @@
 A reading guide: `_functional.py` is the gate, `_run.py` what a call does, `_select.py` its loop
 over the tokens. Costs come from the sources of `_cost_sources.py`, by default the node loads of
 `_resource_loads.py`. `_module.py` holds the gate with its coefficients, for use inside a model.
+
+For training: `_relax.py` makes the choice soft, `_penalty.py` the layer time a loss, `_tune.py`
+finds coefficients by gradient within a budget of fidelity.
 """
 
 from moejax.gating._combine import combine_weights as combine_weights
@@ -16,8 +19,15 @@ from moejax.gating._functional import hardware_aware_top_k as hardware_aware_top
 from moejax.gating._module import HardwareAwareGate as HardwareAwareGate
 from moejax.gating._module import layer_scale as layer_scale
 from moejax.gating._partition_times import PartitionTimes as PartitionTimes
+from moejax.gating._penalty import PenaltyAux as PenaltyAux
+from moejax.gating._penalty import hardware_penalty as hardware_penalty
+from moejax.gating._relax import hard_top_k as hard_top_k
+from moejax.gating._relax import smooth_makespan as smooth_makespan
+from moejax.gating._relax import soft_top_k as soft_top_k
 from moejax.gating._resource_loads import ResourceLoads as ResourceLoads
 from moejax.gating._run import GateResult as GateResult
+from moejax.gating._tune import Tuning as Tuning
+from moejax.gating._tune import tune as tune
 
 
 __all__ = [
@@ -27,11 +37,18 @@ __all__ = [
     "HardwareAwareGate",
     "InLanes",
     "PartitionTimes",
+    "PenaltyAux",
     "ResourceLoads",
     "SummedCosts",
+    "Tuning",
     "combine_weights",
     "cost_aware_top_k",
+    "hard_top_k",
     "hardware_aware_top_k",
+    "hardware_penalty",
     "layer_scale",
     "router_options",
+    "smooth_makespan",
+    "soft_top_k",
+    "tune",
 ]
