@@ -81,10 +81,10 @@ assert jnp.array_equal(expert_ids, after.expert_ids)
 # ## Tuned by gradient
 #
 # How strong should the coefficients be? Say how much combine weight tokens may lose on average. The
-# gate below also looks ahead at what later tokens want, and gives every node a time budget.
+# gate below also looks ahead at what later tokens want, and sees all nodes, not the busiest only.
 
 # %%
-form = gating.GateForm(protect=1, ahead=True, budgeted=True)
+form = gating.GateForm(protect=1, ahead=True, soft=True)
 many = jax.random.normal(jax.random.key(2), (256, HIDDEN)) + 0.7
 scores = jax.nn.softmax(many @ plain.router)[None]  # of one layer
 fit, heldout = scores[:, :128], scores[:, 128:]

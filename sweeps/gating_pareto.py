@@ -1,8 +1,8 @@
 """What does a model lose when its tokens are routed for the machine's sake, and what can be saved?
 
 The published gate, the same with every token's favorite kept, with a look ahead at the batch, and
-with a time budget for each node, its coefficients tuned by gradient: speed-up of the MoE layers
-against what it costs moejax's own model ("zoo", costed with the sizes of Qwen3-30B-A3B) in KL on
+with a soft makespan whose coefficients are tuned by gradient: speed-up of the MoE layers against
+what it costs moejax's own model ("zoo", costed with the sizes of Qwen3-30B-A3B) in KL on
 held-out text. Coefficients are fitted on the router scores of the first half of the held-out files
 and judged on text of the second. `gating_traces.py` is the same for traces of other models.
 
@@ -53,8 +53,8 @@ FORMS = {
     "published": gating.GateForm(),
     "favorites kept": gating.GateForm(protect=1),
     "looking ahead": gating.GateForm(protect=1, ahead=True),
-    "budget": gating.GateForm(protect=1, ahead=True, budgeted=True),
-    "budget, chunks of 4": gating.GateForm(protect=1, chunk=4, ahead=True, budgeted=True),
+    "soft": gating.GateForm(protect=1, ahead=True, soft=True),
+    "soft, chunks of 4": gating.GateForm(protect=1, chunk=4, ahead=True, soft=True),
 }
 
 
@@ -66,6 +66,7 @@ class Machine:
     costs: Any
     topology: Any
     message_bytes: float
+    hosts: int = 1  # nodes that hold a part of an expert, at most
 
     @classmethod
     def of(cls, layers: int, experts: int, top_k: int) -> "Machine":
@@ -96,7 +97,7 @@ class Machine:
             share,
             jnp.arange(nodes),
             bytes_per_token=self.message_bytes,
-            max_messages=expert_ids.size,
+            max_messages=self.hosts * expert_ids.size,
         )
         return alone.layer_time(expert_ids, share) + noc.communication_time(self.topology, messages)
 
@@ -161,9 +162,9 @@ def _counted() -> np.ndarray:
 
 
 @functools.cache
-def _in_model(form):
+def _in_model(form, hosts: int = 1):
     """Jitted (coefficients [layers], text [BATCH, LENGTH]) -> numbers of the gated zoo model."""
-    machine = _zoo_machine()
+    machine = dataclasses.replace(_zoo_machine(), hosts=hosts)
 
     @eqx.filter_jit
     def run(model, coefficients, text, original, share):
@@ -216,20 +217,20 @@ def _in_model(form):
 def _on_ray(scale: float, layers: int) -> gating.Coefficients:
     full = lambda x: jnp.full(layers, x)
     r_comp, r_comm = (scale * r for r in PUBLISHED)
-    return gating.Coefficients(full(r_comp), full(r_comm), full(jnp.inf))
+    return gating.Coefficients(full(r_comp), full(r_comm), full(0.0))
 
 
 def _candidates(form, scores, machine: Machine):
     """(label, scale or budget, per layer, coefficients, seconds) of a form's settings."""
     layers = machine.share.shape[0]
-    if not form.budgeted:
+    if not form.soft:
         return [(scale, _on_ray(scale, layers), False, 0.0) for scale in SCALES]
     on = scores, machine.share, machine.costs, BUDGETS
     kinds = dict(batch=BATCH, key=jax.random.key(1), form=form, ray=PUBLISHED, steps=STEPS)
     found, spent = _timed(lambda: gating.tune(*on, **kinds))
     pick = lambda i: jax.tree.map(lambda x: x[i], found.coefficients)
     tuned = [(budget, pick(i), True, spent) for i, budget in enumerate(BUDGETS)]
-    return [(0.0, _on_ray(0.0, layers)._replace(budget=pick(0).budget), True, 0.0), *tuned]
+    return [(0.0, _on_ray(0.0, layers)._replace(softness=pick(0).softness), True, 0.0), *tuned]
 
 
 def _row(study, name, form, setting, coefficients, per_layer, spent, numbers) -> dict[str, Any]:
@@ -289,7 +290,7 @@ def _grid() -> list[dict[str, Any]]:
     options = dict(batch=BATCH, key=jax.random.key(2), form=form)
     comp, comm = (r * np.geomspace(0.02, 8, GRID) for r in PUBLISHED)
     pairs = [x.reshape(-1, 1) for x in np.meshgrid(comp, comm)]
-    shared = gating.Coefficients(*pairs, np.full_like(pairs[0], np.inf))
+    shared = gating.Coefficients(*pairs, np.zeros_like(pairs[0]))
     timed = lambda f: (
         since := time.monotonic(),
         jax.block_until_ready(f()),
@@ -298,7 +299,7 @@ def _grid() -> list[dict[str, Any]]:
     _, judged, spent = timed(lambda: gating.judge(fit, share, machine.costs, shared, **options))
     tune = functools.partial(gating.tune, fit, share, machine.costs, BUDGETS, ray=PUBLISHED)
     _, tuned, tuning = timed(lambda: tune(steps=STEPS, **options))
-    run = _in_model(form)
+    run = _in_model(form, 2)
     found = []
 
     def add(name, setting, given, fitted, spent, **extra):

@@ -47,7 +47,7 @@ FORMS = {
     "published": (gating.GateForm(), False),
     "looking ahead": (gating.GateForm(protect=1, ahead=True), False),
     "ahead, by weight": (gating.GateForm(protect=1, ahead=True), True),
-    "budget, by weight": (gating.GateForm(protect=1, chunk=2, ahead=True, budgeted=True), True),
+    "soft, by weight": (gating.GateForm(protect=1, chunk=2, ahead=True, soft=True), True),
 }
 NUMBERS = ("speedup", "time_us", "mass", "overlap", "retention")
 
@@ -130,8 +130,8 @@ def _gate(folder: Path, name: str) -> list[dict[str, Any]]:
 def _candidates(form, by_weight, fit, costs, share):
     """(scale or budget, coefficients [layers], seconds of tuning)."""
     full = lambda x: jnp.full(share.shape[0], x)
-    ray = lambda scale: gating.Coefficients(*(full(scale * r) for r in PUBLISHED), full(jnp.inf))
-    if not form.budgeted:
+    ray = lambda scale: gating.Coefficients(*(full(scale * r) for r in PUBLISHED), full(0.0))
+    if not form.soft:
         return [(scale, ray(scale), 0.0) for scale in SCALES]
     since = time.monotonic()
     options = dict(batch=BATCH, key=jax.random.key(1), form=form, ray=PUBLISHED, steps=STEPS)
@@ -141,7 +141,7 @@ def _candidates(form, by_weight, fit, costs, share):
     spent = time.monotonic() - since
     pick = lambda i: jax.tree.map(lambda x: x[i], found)
     tuned = [(budget, pick(i), spent) for i, budget in enumerate(BUDGETS)]
-    return [(0.0, ray(0.0)._replace(budget=pick(0).budget), spent), *tuned]
+    return [(0.0, ray(0.0)._replace(softness=pick(0).softness), spent), *tuned]
 
 
 @functools.partial(jax.jit, static_argnames=("size", "form", "by_weight"))

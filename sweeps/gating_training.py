@@ -73,7 +73,7 @@ def _gate(scale, order, seen):
     def gate(logits):
         scores = jax.nn.softmax(logits, axis=-1)
         here = share[len(seen)]
-        rates = gating.Coefficients(*(scale * r for r in PUBLISHED), jnp.inf)
+        rates = gating.Coefficients(*(scale * r for r in PUBLISHED), 0.0)
 
         def batch(scores):
             chosen = gating.tuned_gate(scores, here, costs, rates, FORM)

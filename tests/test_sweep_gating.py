@@ -12,7 +12,7 @@ from moejax import gating
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytest.importorskip("matplotlib")
-if not hasattr(gating, "tune"):
+if not hasattr(gating, "tuned_gate"):
     pytest.skip("moejax.gating does not export its tuning yet", allow_module_level=True)
 
 

@@ -8,9 +8,9 @@ import pytest
 from moejax import metrics
 from moejax.gating._fidelity import MEASURES, fidelity_loss, squared_weights
 from moejax.gating._layer_costs import LayerCosts
-from moejax.gating._node_budget import NodeBudget
 from moejax.gating._outcome import judge, tuned_gate
 from moejax.gating._relaxed_gate import Coefficients, GateForm
+from moejax.gating._soft_makespan import SoftMakespan
 from moejax.gating._tune import tune
 from tests.oracles import relax as oracle
 
@@ -36,14 +36,14 @@ def placed(seed=0):
 @pytest.mark.parametrize(
     "form",
     [GateForm(1, 1, False), GateForm(0, 5, True, True)],
-    ids=["published", "budgeted, looking ahead"],
+    ids=["published", "soft, looking ahead"],
 )
 def test_forward_is_the_exact_gate(form):
     """Losses and times of many settings at once are those of the exact gate, one by one."""
     share, scores = placed(), routed(0, 1, 3 * TOKENS, EXPERTS)
     rates = np.linspace(-0.15, 0, 12, dtype=np.float32)[:, None]
-    hops, budget = rates[::-1] / 5, np.float32(7 if form.budgeted else np.inf)
-    settings = Coefficients(rates, hops, np.full_like(rates, budget))
+    hops, softness = rates[::-1] / 5, np.float32(1.5 if form.soft else 0)
+    settings = Coefficients(rates, hops, np.full_like(rates, softness))
     key, kinds = jax.random.key(0), ("mass", "overlap", "retention")
     found = {
         kind: judge(scores, share, COSTS, settings, batch=TOKENS, key=key, form=form, measure=kind)
@@ -67,16 +67,24 @@ def test_forward_is_the_exact_gate(form):
             assert found[kind].loss[i] == pytest.approx(float(loss), abs=1e-6)
 
 
-def test_a_node_budget_counts_what_lies_above_it():
-    """By hand: 2 s of room on one node, none on the other."""
+def test_a_soft_makespan_grows_with_every_node():
     share = jnp.array([[1.0, 0], [0, 1], [0.5, 0.5]])
-    source = NodeBudget.of(share, token_time=4.0, budget=6.0, r_comp=-0.5, r_comm=-0.25)
-    cost = source.cost(jnp.array([4.0, 7.0]))
-    np.testing.assert_allclose(cost, [0.5 * 2 + 0.25, 0.5 * 4 + 0.25, 0.5 * 2 + 0.5])
-    with pytest.raises(ValueError, match="budget = -1"):
-        NodeBudget.of(share, token_time=4.0, budget=-1.0, r_comp=-0.5)
-    bad = jax.jit(lambda b: NodeBudget.of(share, token_time=4.0, budget=b, r_comp=-0.5))(-1.0)
-    assert bad.status(jnp.zeros(2)) != 0
+    options = dict(token_time=4.0, softness=2.0, r_comp=-0.5, r_comm=-0.25)
+    load = [4.0, 7.0]
+    grown = [[8, 7], [4, 11], [6, 9]]
+    makespan = lambda x: oracle.smooth_makespan(x, 2.0)
+    want = [0.5 * (makespan(x) - makespan(load)) + 0.25 for x in grown]
+    cost = SoftMakespan.nodes(share, **options).cost(jnp.array(load))
+    np.testing.assert_allclose(cost, want + 0.25 * np.array([0, 0, 1]), rtol=1e-6)
+    # Towards no softness it is the published cost, and long loads lose no digits.
+    far = jnp.array([4e6, 4e6 + 2])
+    hard = SoftMakespan.nodes(share, **(options | dict(softness=1e-3))).cost(far)
+    np.testing.assert_allclose(hard, [0.5 * 2 + 0.25, 0.5 * 4 + 0.25, 0.5 * 2 + 0.5], rtol=1e-5)
+    for bad in (0.0, -1.0):
+        with pytest.raises(ValueError, match=f"softness = {bad:g}"):
+            SoftMakespan.nodes(share, **(options | dict(softness=bad)))
+    traced = jax.jit(lambda x: SoftMakespan.nodes(share, **(options | dict(softness=x))))(-1.0)
+    assert traced.status(jnp.zeros(2)) != 0
 
 
 def test_losses_by_hand():
@@ -111,7 +119,7 @@ def test_tuned_coefficients():
     )
     assert seen == [(0, 20), (10, 20), (20, 20)]
     assert found.coefficients.r_comp.shape == (2, 2, 2)  # settings, budgets, layers
-    assert np.all(found.coefficients.r_comp < 0) and np.isposinf(found.coefficients.budget).all()
+    assert np.all(found.coefficients.r_comp < 0) and not found.coefficients.softness.any()
     assert np.all(found.fit.loss <= budgets) and np.all(found.fit.speedup > 1)
     assert np.all(found.fit.speedup[:, 1] > found.fit.speedup[:, 0])
     assert found.front.shape == (2, 2) and found.front.any(-1).all()

@@ -14,9 +14,9 @@ from moejax._typing import Array, Float, FloatScalar, PRNGKeyArray
 from moejax.gating._fidelity import MEASURES, deal
 from moejax.gating._functional import cost_aware_top_k, hardware_aware_top_k
 from moejax.gating._layer_costs import LayerCosts
-from moejax.gating._node_budget import NodeBudget
 from moejax.gating._relaxed_gate import Coefficients, GateForm, relaxed_gate
 from moejax.gating._run import GateResult
+from moejax.gating._soft_makespan import SoftMakespan
 from moejax.gating._validate import check_share, check_whole
 
 
@@ -66,9 +66,9 @@ def tuned_gate(
     options |= dict(include_future_original=form.ahead)
     rates = dict(r_comp=coefficients.r_comp, r_comm=coefficients.r_comm)
     rates |= dict(token_time=costs.token_time)
-    if not form.budgeted:
+    if not form.soft:
         return hardware_aware_top_k(scores, share, **rates, **options)
-    source = NodeBudget.of(share, budget=coefficients.budget, **rates)
+    source = SoftMakespan.nodes(share, softness=coefficients.softness, **rates)
     return cost_aware_top_k(scores, source, **options)
 
 
@@ -99,8 +99,8 @@ def judge(
     **Arguments:** as `tune`, with
 
     - `costs`: of one setting.
-    - `coefficients`: each [candidates, layers], or [candidates, 1] for all layers alike. With a
-        finite `budget` the form has to be `budgeted`.
+    - `coefficients`: each [candidates, layers], or [candidates, 1] for all layers alike.
+        `softness` counts where the form is `soft`.
 
     **Returns:** `Outcome`, each field [candidates]. No gradient.
 

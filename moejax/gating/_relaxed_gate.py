@@ -10,29 +10,29 @@ from jax import lax
 from moejax._typing import Array, Float, FloatScalar
 from moejax.gating._fidelity import MEASURES
 from moejax.gating._layer_costs import LayerCosts
-from moejax.gating._node_budget import excess
 from moejax.gating._penalty import expected_visits
 from moejax.gating._resource_loads import HOSTING_SHARE
+from moejax.gating._soft_makespan import soft_increase
 
 
 class Coefficients(NamedTuple):
     """What is tuned, of one layer or with leading axes: `r_comp` score units per s and `r_comm` per
-    node, both 0 or less, and `budget`, s of a node before `r_comp` is paid; an infinite budget
-    stands for the published form, where the busiest node pays (`ResourceLoads.nodes`)."""
+    node, both 0 or less, and `softness` of the makespan in s (`SoftMakespan`), 0 in the published
+    form, where the busiest node pays (`ResourceLoads.nodes`)."""
 
     r_comp: Float[Array, "..."]
     r_comm: Float[Array, "..."]
-    budget: Float[Array, "..."]
+    softness: Float[Array, "..."]
 
 
 class GateForm(NamedTuple):
     """What of a gate shapes the program (static): as the arguments of `hardware_aware_top_k`;
-    `ahead` is its `include_future_original`, `budgeted` whether the cost is `NodeBudget`."""
+    `ahead` is its `include_future_original`, `soft` whether the cost is `SoftMakespan`."""
 
     protect: int = 0
     chunk: int = 1
     ahead: bool = False
-    budgeted: bool = False
+    soft: bool = False
 
 
 def relaxed_gate(
@@ -73,8 +73,8 @@ def relaxed_gate(
         load, visits, loss = carry
         scores, score, original, first, kept, real, later = row
         seen = load + later
-        if form.budgeted:
-            slow = excess(seen, time, coefficients.budget)
+        if form.soft:
+            slow = soft_increase(seen, time, coefficients.softness)
         else:
             slow = jnp.max(seen + time, axis=-1) - jnp.max(seen)
         adjusted = score - (fixed - coefficients.r_comp * slow)

@@ -18,8 +18,8 @@ from moejax.gating._relaxed_gate import Coefficients, GateForm
 from moejax.gating._validate import check_whole
 
 
-# Where a search begins: budgets of a node in even loads, tried at once.
-BUDGET_STARTS = (1.0, 1.3, 1.7)
+# Where a search begins: softness of the makespan in times of a token, tried at once.
+SOFTNESS_STARTS = (0.7, 2.0)
 _REPORTS = 10
 _HALVINGS = 12
 # The common factor of the prices is looked for within e^-_RANGE .. e^_RANGE of where they are.
@@ -52,7 +52,7 @@ class _Problem(NamedTuple):
 
 
 class _State(NamedTuple):
-    logs: Float[Array, "3 layers"]  # log prices of makespan and dispersion, log budget
+    logs: Float[Array, "3 layers"]  # log prices of makespan and dispersion, log softness
     moments: Any
     log_price: FloatScalar  # of the loss of fidelity
     average: Float[Array, "3 layers"]
@@ -153,8 +153,8 @@ def _mean_gap(selection, top_k):
 
 
 def _coefficients(logs, form: GateForm) -> Coefficients:
-    budget = jnp.exp(logs[..., 2, :]) if form.budgeted else jnp.full_like(logs[..., 2, :], jnp.inf)
-    return Coefficients(-jnp.exp(logs[..., 0, :]), -jnp.exp(logs[..., 1, :]), budget)
+    softness = jnp.exp(logs[..., 2, :]) if form.soft else jnp.zeros_like(logs[..., 2, :])
+    return Coefficients(-jnp.exp(logs[..., 0, :]), -jnp.exp(logs[..., 1, :]), softness)
 
 
 def _outcome(logs, problem: _Problem, costs: LayerCosts, static: _Static) -> Outcome:
@@ -184,16 +184,14 @@ def _everywhere(one: Callable[..., Any], given: Any, costs, budgets, problem: _P
 @functools.partial(jax.jit, static_argnames="static")
 def _start(problem, costs, budgets, ray, static: _Static) -> _State:
     """States [settings, budgets, starts], on the ray, scaled until the budget is met."""
-    layers, _, batch, _ = problem.data.scores.shape
+    layers = problem.data.scores.shape[0]
     width = layers if static.per_layer else 1
-    starts = jnp.array(BUDGET_STARTS if static.form.budgeted else (1.0,))
-    nodes = problem.data.share.shape[-1]
+    starts = jnp.array(SOFTNESS_STARTS if static.form.soft else (1.0,))
     floor = jnp.finfo(starts.dtype).tiny
 
     def one(start, costs, budget):
-        even = costs.top_k * batch / nodes * costs.token_time
         prices = jnp.log(jnp.maximum(-ray, floor))
-        logs = jnp.concatenate([prices, jnp.log(start * even)[None]])
+        logs = jnp.concatenate([prices, jnp.log(start * costs.token_time)[None]])
         logs = jnp.broadcast_to(logs[:, None], (3, width))
         logs = _scaled(logs, problem, costs, budget, static)
         moments = _optimizer(static).init(logs)
