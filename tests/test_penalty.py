@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from moejax.gating import hardware_penalty
 from moejax.gating._layer_costs import LayerCosts
-from moejax.gating._penalty import hardware_penalty
 from tests.oracles import relax as oracle
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from moejax import metrics
+from moejax.gating import tune
 from moejax.gating._fidelity import MEASURES, fidelity_loss, squared_weights
 from moejax.gating._layer_costs import LayerCosts
 from moejax.gating._outcome import judge, tuned_gate
 from moejax.gating._relaxed_gate import Coefficients, GateForm
 from moejax.gating._soft_makespan import SoftMakespan
-from moejax.gating._tune import tune
 from tests.oracles import relax as oracle
 
 
