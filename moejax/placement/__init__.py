@@ -10,9 +10,9 @@ The baselines: `_parallel.py` holds those that need no trace, `_hybrid.py` balan
 
 `_node_balance.py` says which node should hold what. Few experts: `_host_sets.py` searches over sets
 of experts, with exact shares for given hosts from `_shares.py`. Many: `_search.py` improves the
-starts of `_construct.py` by the moves of `_moves.py`. Both run in `_node_kernel.py` and minimize
-`_node_problem.py`, with `_fat_tree.py` on top and `_node_bound.py` below; `_milp.py` and
-`_host_set_milp.py` are the exact solvers.
+starts of `_construct.py` by the `_moves.py` that are on the `_shortlist.py`. `_node_kernel.py` runs
+both and minimizes `_node_problem.py`, with `_fat_tree.py` on top and `_node_bound.py` below;
+`_milp.py` and `_host_set_milp.py` are the exact solvers.
 """
 
 from moejax.noc import HOSTING_SHARE as HOSTING_SHARE

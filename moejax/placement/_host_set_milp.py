@@ -224,13 +224,14 @@ class _Program:
     def _solve(self, blocks, first: tuple[float, float], cost: float) -> Any:
         from scipy import sparse
 
-        num_experts, num_nodes = self.of_expert.shape[0], self.layer.num_nodes
+        num_experts, num_nodes = len(self.layer.frequency), self.layer.num_nodes
         columns = 1 + self.num_sets + self.num_parts
         rows: Any = sparse.bmat(blocks, format="csr")
+        num_rows = rows.shape[0]
         count = np.r_[0.0, np.ones(self.num_sets), np.zeros(self.num_parts)]
         matrix = sparse.vstack([rows, count.reshape(1, -1)], format="csr")
-        low = np.r_[np.zeros(num_experts), np.full(rows.shape[0] - num_experts, -np.inf), num_nodes]
-        high = np.r_[np.zeros(rows.shape[0]), num_nodes]
+        low = np.r_[np.zeros(num_experts), np.full(num_rows - num_experts, -np.inf), num_nodes]
+        high = np.r_[np.zeros(num_rows), num_nodes]
         lower, upper = np.zeros(columns), np.full(columns, np.inf)
         lower[0], upper[0] = first
         upper[1 : 1 + self.num_sets] = num_nodes

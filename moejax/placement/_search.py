@@ -16,21 +16,18 @@ from jax import lax
 
 from moejax._typing import Array, Float, FloatScalar, PRNGKeyArray
 from moejax.placement._moves import (
-    Dice,
     Pull,
     State,
     applied,
     columns_after,
     exact_score,
-    look,
     present_score,
-    roll,
-    shortlist,
     state_of,
     sums_of,
 )
 from moejax.placement._node_problem import Problem, evaluated, hosting, times_of
 from moejax.placement._shares import best_share
+from moejax.placement._shortlist import Dice, look, roll, shortlist
 
 
 class Schedule(NamedTuple):
