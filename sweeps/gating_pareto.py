@@ -208,10 +208,8 @@ def _in_model(form, hosts: int = 1):
             retention=total("retention") / len(seen),
         )
 
-    def numbers(coefficients, which, share=machine.share):
-        return run(zoo.load(), coefficients, _text()[which], _original(which)[0], share)
-
-    return numbers
+    given = lambda which: (_text()[which], _original(which)[0])
+    return lambda c, which, share=machine.share: run(zoo.load(), c, *given(which), share)
 
 
 def _on_ray(scale: float, layers: int) -> gating.Coefficients:
@@ -272,6 +270,15 @@ def _split(machine: Machine, scores) -> jax.Array:
     return jnp.where(busy[..., None], (machine.share + second) / 2, machine.share)
 
 
+def _kl_of_layers(run, share) -> jax.Array:
+    """KL for each unit of weight lost in each layer, on fit text and relative to all together."""
+    layers = share.shape[0]
+    only = lambda i: jax.tree.map(lambda x: x * (jnp.arange(layers) == i), _on_ray(2.0, layers))
+    found = [run(only(layer), 0, share) for layer in range(layers)]
+    price = jnp.stack([numbers["kl"] / numbers["mass"] for numbers in found])
+    return price / price.sum()
+
+
 def _timed(run):
     since = time.monotonic()
     return jax.block_until_ready(run()), time.monotonic() - since
@@ -280,34 +287,29 @@ def _timed(run):
 def _grid() -> list[dict[str, Any]]:
     """Both coefficients over a dense grid, shared by all layers, against tuning each layer's.
 
-    On a placement with split experts, for else r_comm would change nothing. Both are chosen on the
-    fit scores; the pairs that some budget chooses are run in the model on held-out text, as what
-    was tuned is.
+    With split experts, for else r_comm would change nothing. Both are chosen on the fit scores;
+    what a budget chooses is run in the model on held-out text.
     """
     machine, form = _zoo_machine(), FORMS["favorites kept"]
     fit = _original(0)[1][:, :: BATCH * (LENGTH - CONTEXT) // FIT_TOKENS]
     share, layers = _split(machine, fit), machine.share.shape[0]
+    run = _in_model(form, 2)
     options = dict(batch=BATCH, key=jax.random.key(2), form=form)
+    options |= dict(layer_weight=_kl_of_layers(run, share))
     comp, comm = (r * np.geomspace(0.02, 8, GRID) for r in PUBLISHED)
     pairs = [x.reshape(-1, 1) for x in np.meshgrid(comp, comm)]
     shared = gating.Coefficients(*pairs, np.zeros_like(pairs[0]))
-    timed = lambda f: (
-        since := time.monotonic(),
-        jax.block_until_ready(f()),
-        time.monotonic() - since,
-    )
-    _, judged, spent = timed(lambda: gating.judge(fit, share, machine.costs, shared, **options))
-    tune = functools.partial(gating.tune, fit, share, machine.costs, BUDGETS, ray=PUBLISHED)
-    _, tuned, tuning = timed(lambda: tune(steps=STEPS, **options))
-    run = _in_model(form, 2)
+    on = fit, share, machine.costs
+    judged, spent = _timed(lambda: gating.judge(*on, shared, **options))
+    options |= dict(ray=PUBLISHED, steps=STEPS)
+    tuned, tuning = _timed(lambda: gating.tune(*on, BUDGETS, **options))
     found = []
 
     def add(name, setting, given, fitted, spent, **extra):
         full = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), layers), given)
         numbers = dict(fit_speedup=fitted[0], fit_mass=fitted[1])
         numbers |= run(full, 1, share) if extra else {}
-        row = _row("grid", name, form, setting, full, name == "each layer", spent, numbers)
-        found.append(row)
+        found.append(_row("grid", name, form, setting, full, name == "each layer", spent, numbers))
 
     fast, lost = np.asarray(judged.speedup), np.asarray(judged.loss)
     for i in range(len(fast)):
@@ -317,18 +319,17 @@ def _grid() -> list[dict[str, Any]]:
         given = jax.tree.map(lambda x, i=i: x[i], tuned.coefficients)
         fitted = tuned.fit.speedup[i], tuned.fit.loss[i]
         add("each layer", budget, given, fitted, tuning, model=True)
-        if np.any(lost <= budget):
-            best = int(np.argmax(np.where(lost <= budget, fast, 0)))
+        fits = np.where(lost <= budget, fast, 0)
+        if fits.any():
+            best = int(np.argmax(fits))
             given = jax.tree.map(lambda x, best=best: x[best], shared)
             add("best pair", budget, given, (fast[best], lost[best]), spent, model=True)
     return found
 
 
 def at_speedup(rows: list[dict[str, Any]], loss: str, speedup: float) -> float:
-    """The loss of a gate where its settings, joined by straight lines, reach a speed-up; NaN where
-    none is so fast."""
+    """The loss where a gate's best settings, joined by lines, reach a speed-up; NaN beyond them."""
     points = sorted((row["speedup"], row[loss]) for row in rows)
-    # What is slower and loses more is never used.
     front = [p for i, p in enumerate(points) if all(p[1] <= q[1] for q in points[i + 1 :])]
     x, y = zip(*front)
     return float(np.interp(speedup, x, y, right=np.nan))
