@@ -7,13 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moejax import gating
-
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 pytest.importorskip("matplotlib")
-if not hasattr(gating, "tuned_gate"):
-    pytest.skip("moejax.gating does not export its tuning yet", allow_module_level=True)
 
 
 def load(name):

@@ -25,8 +25,8 @@ FAVORITES_KEPT = GateForm(protect=1)
 
 
 LARGEST = 2**23
-"""Elements of an array of choices. XLA's CPU compiler (jaxlib 0.10) was seen to repeat the first
-half of one above 2^25."""
+"""Elements of an array of choices that is handled at once, which bounds memory. (Stacked choices of
+many settings once came out wrong on the CPU, the cause not found; nothing is stacked now.)"""
 
 
 class Outcome(NamedTuple):

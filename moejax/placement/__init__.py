@@ -12,7 +12,9 @@ The baselines: `_parallel.py` holds those that need no trace, `_hybrid.py` balan
 of experts, with exact shares for given hosts from `_shares.py`. Many: `_search.py` improves the
 starts of `_construct.py` by the `_moves.py` that are on the `_shortlist.py`. `_node_kernel.py` runs
 both and minimizes `_node_problem.py`, with `_fat_tree.py` on top and `_node_bound.py` below;
-`_milp.py` and `_host_set_milp.py` are the exact solvers.
+`_milp.py` and `_host_set_milp.py` are the exact solvers. `_link_balance.py` maps nodes to endpoints:
+`_link_traffic.py` the messages and the simulator's word, `_swap_search.py` the annealing on the
+busiest link. `_methods.py` fits whole models by name.
 """
 
 from moejax.noc import HOSTING_SHARE as HOSTING_SHARE
@@ -34,6 +36,9 @@ from moejax.placement._hybrid import hybrid as hybrid
 from moejax.placement._hybrid import hybrid_comm_time as hybrid_comm_time
 from moejax.placement._hybrid import region_position as region_position
 from moejax.placement._hybrid import region_share as region_share
+from moejax.placement._link_balance import LinkBalance as LinkBalance
+from moejax.placement._link_balance import link_balance as link_balance
+from moejax.placement._link_traffic import message_room as message_room
 from moejax.placement._memory import MemoryUse as MemoryUse
 from moejax.placement._memory import memory_use as memory_use
 from moejax.placement._memory import published_expert_bytes as published_expert_bytes
@@ -56,6 +61,7 @@ __all__ = [
     "HOSTING_SHARE",
     "METHODS",
     "UNPLACED",
+    "LinkBalance",
     "MemoryUse",
     "NodeBalance",
     "NodeCosts",
@@ -74,8 +80,10 @@ __all__ = [
     "host_set_traffic",
     "hybrid",
     "hybrid_comm_time",
+    "link_balance",
     "lp_bound",
     "memory_use",
+    "message_room",
     "node_balance",
     "node_load",
     "node_traffic",

@@ -6,7 +6,7 @@ is grown along augmenting paths, and where it gets stuck the experts that it rea
 that proves a larger T.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,8 @@ from moejax._typing import Array, Bool, BoolScalar, Float, FloatScalar, Int, Int
 from moejax.placement._costs import HOSTING_SHARE
 
 
-DUST = 1e-6
-"""Flows and gaps below this part of the mean load are rounding."""
+DUST = 2.0
+"""Flows and gaps below this part of the mean load, in units of the last place, are rounding."""
 
 
 class _Flow(NamedTuple):
@@ -47,7 +47,7 @@ def best_share(
     **Returns:** share; rows sum to 1, zero outside `hosts`.
     """
     num_experts, num_nodes = hosts.shape
-    dust = DUST * frequency.sum() / num_nodes
+    dust = _rounding(frequency.dtype) * frequency.sum() / num_nodes
     count = jnp.maximum(hosts.sum(1), 1)
     lowest = jnp.maximum(frequency.sum() / num_nodes, (frequency / count).max())
     start = jnp.zeros(hosts.shape, frequency.dtype)
@@ -66,6 +66,10 @@ def best_share(
     return share / share.sum(1, keepdims=True)
 
 
+def _rounding(dtype: Any) -> float:
+    return DUST * float(jnp.finfo(dtype).eps)
+
+
 def _augment(state: _Flow, hosts: Array, frequency: Array, dust: Array) -> _Flow:
     """One augmenting path, or a larger capacity where there is none."""
     flow, capacity = state.flow, state.capacity
@@ -78,7 +82,9 @@ def _augment(state: _Flow, hosts: Array, frequency: Array, dust: Array) -> _Flow
     reached_hosts = (hosts & reach.expert[:, None]).any(0).sum()
     cut = jnp.where(reach.expert, frequency, 0.0).sum() / jnp.maximum(reached_hosts, 1)
     done = ~(unmet > dust).any()
-    raised = jnp.where(found | done, capacity, jnp.maximum(cut, capacity * (1 + DUST)))
+    raised = jnp.where(
+        found | done, capacity, jnp.maximum(cut, capacity * (1 + _rounding(frequency.dtype)))
+    )
     return _Flow(flow, raised, done, state.steps + 1)
 
 

@@ -10,6 +10,9 @@ never go through pyplot, so a backend chosen elsewhere stays as it is.
 """
 
 from moejax.plot._bins import expert_bins as expert_bins
+from moejax.plot._gating import coefficient_map as coefficient_map
+from moejax.plot._gating import moved_choices as moved_choices
+from moejax.plot._gating import speedup_fidelity as speedup_fidelity
 from moejax.plot._network import link_heat_map as link_heat_map
 from moejax.plot._pareto import throughput_interactivity as throughput_interactivity
 from moejax.plot._placement import convergence as convergence
@@ -27,17 +30,20 @@ from moejax.plot._timeline import link_timeline as link_timeline
 
 __all__ = [
     "PolicyStyle",
+    "coefficient_map",
     "convergence",
     "expert_bins",
     "expert_shares",
     "figure",
     "link_heat_map",
     "link_timeline",
+    "moved_choices",
     "node_loads",
     "policy_style",
     "roofline",
     "save",
     "select",
     "shared_legend",
+    "speedup_fidelity",
     "throughput_interactivity",
 ]
