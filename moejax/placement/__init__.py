@@ -12,8 +12,8 @@ The baselines: `_parallel.py` holds those that need no trace, `_hybrid.py` balan
 of experts, with exact shares for given hosts from `_shares.py`. Many: `_search.py` improves the
 starts of `_construct.py` by the `_moves.py` that are on the `_shortlist.py`. `_node_kernel.py` runs
 both and minimizes `_node_problem.py`, with `_fat_tree.py` on top and `_node_bound.py` below;
-`_milp.py` and `_host_set_milp.py` are the exact solvers. `_link_balance.py` maps nodes to endpoints;
-`_link_traffic.py` holds the messages and the simulator's word, `_swap_search.py` the annealing on
+`_milp.py` and `_host_set_milp.py` are the exact solvers. `_link_balance.py` maps nodes to
+endpoints; `_link_traffic.py` holds the messages and the simulator's word, `_swap_search.py` the annealing on
 the busiest link. `_methods.py` fits whole models by name.
 """
 
