@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
     if near_memory:
         _eval_near_memory.run(model, system, workload, options)
         return
-    names = _policies(options.policy or "all")
+    names = _policies("all" if options.policy is None else options.policy)
     asked = names if BASELINE in names else [BASELINE, *names]
     # Unsigned, so that the last seeds of all do not wrap around to negative ones.
     seeds = np.arange(options.seed, options.seed + options.seeds).astype(np.uint32)

@@ -47,8 +47,8 @@ def run(
     model: MoEModel, system: NMPSystem, workload: Workload, options: argparse.Namespace
 ) -> None:
     """Prints one table with units, and where routing and placements come from."""
-    accounting = options.accounting or "counted"
-    names = _placements(options.placement or "all")
+    accounting = "counted" if options.accounting is None else options.accounting
+    names = _placements("all" if options.placement is None else options.placement)
     fit = None if options.fit is None else _trace(options.fit, model)
     key = jax.random.key(options.seed)
     place_one = functools.partial(

@@ -13,8 +13,8 @@ of experts, with exact shares for given hosts from `_shares.py`. Many: `_search.
 starts of `_construct.py` by the `_moves.py` that are on the `_shortlist.py`. `_node_kernel.py` runs
 both and minimizes `_node_problem.py`, with `_fat_tree.py` on top and `_node_bound.py` below;
 `_milp.py` and `_host_set_milp.py` are the exact solvers. `_link_balance.py` maps nodes to
-endpoints; `_link_traffic.py` holds the messages and the simulator's word, `_swap_search.py` the annealing on
-the busiest link. `_methods.py` fits whole models by name.
+endpoints: messages and the simulator's word in `_link_traffic.py`, annealing on the busiest link
+in `_swap_search.py`. `_methods.py` fits whole models by name.
 """
 
 from moejax.noc import HOSTING_SHARE as HOSTING_SHARE
