@@ -115,17 +115,21 @@ def test_linear_relaxation_in_closed_form():
 
 
 @settings(max_examples=10)
-@given(st.integers(0, 2**32 - 1), st.sampled_from((1.0, 1.25, 100.0)))
-def test_constraints(seed, memory_factor):
+@given(st.integers(0, 2**32 - 1), st.sampled_from((1.0, 1.25, 100.0)), st.booleans())
+def test_constraints(seed, memory_factor, compute_bound):
     rng = np.random.default_rng(seed)
     statistics, frequency, groups = layer(rng)
     flops_per_s = 10.0 ** rng.uniform(-1, 1)
     costs = dataclasses.replace(COSTS, flops_per_s=jnp.asarray(flops_per_s))
-    options = dict(memory_factor=memory_factor, key=jax.random.key(seed))
+    options = dict(memory_factor=memory_factor, compute_bound=compute_bound)
+    options |= dict(key=jax.random.key(seed))
     search = mp.node_balance(statistics, costs, NODES, **options, **SMALL)
     exact = mp.node_balance(statistics, costs, NODES, method="milp", **options)
     for found in (search, exact):
         check(found, EXPERTS, NODES, memory_factor)
+        if compute_bound:
+            load = mp.node_load(found.share, statistics).max()
+            assert float(load) <= float(mp.compute_bound(costs, NODES, 2)) * (1 + 2e-5)
         share = np.asarray(found.share).tolist()
         literal = oracle.total(share, frequency, groups, 3.0 / flops_per_s, TRAFFIC_COST)
         assert float(found.total) == pytest.approx(literal, rel=1e-5)
@@ -145,6 +149,19 @@ def test_experts_without_load_and_single_sizes():
     for options in (dict(num_chains=2, num_steps=5), dict(method="milp")):
         found = mp.node_balance(one, COSTS, 2, key=KEY, **options)
         assert float(found.total) == pytest.approx(LOAD_COST / 2 + TRAFFIC_COST, rel=1e-5)
+
+
+def test_wrap_around_by_hand():
+    # Loads 1, 1, 2 on two nodes: the third fills one; with all memory equal, the second is cut.
+    order, load = jnp.array([0, 1, 2]), jnp.array([1.0, 1.0, 2.0])
+    np.testing.assert_allclose(mp.wrap_around(order, load, 2), [[1, 0], [1, 0], [0, 1]], atol=1e-5)
+    capped = mp.wrap_around(order, load, 2, memory_factor=1.0)
+    np.testing.assert_allclose(capped, [[1, 0], [0.5, 0.5], [0, 1]], atol=1e-5)
+    reverse = mp.wrap_around(order[::-1], load, 4)
+    np.testing.assert_allclose(reverse, [[0, 0, 0, 1], [0, 0, 1, 0], [0.5, 0.5, 0, 0]], atol=1e-5)
+    for options in (dict(num_nodes=0), dict(frequency=-load), dict(memory_factor=0.5)):
+        with pytest.raises(ValueError, match="wrap_around: "):
+            mp.wrap_around(**dict(order=order, frequency=load, num_nodes=2) | options)
 
 
 def test_best_shares_are_the_linear_programs():

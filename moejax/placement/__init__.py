@@ -19,6 +19,7 @@ in `_swap_search.py`. `_methods.py` fits whole models by name.
 
 from moejax.noc import HOSTING_SHARE as HOSTING_SHARE
 from moejax.noc import UNPLACED as UNPLACED
+from moejax.placement._construct import wrap_around as wrap_around
 from moejax.placement._costs import NodeCosts as NodeCosts
 from moejax.placement._costs import PlacementTimes as PlacementTimes
 from moejax.placement._costs import compute_bound as compute_bound
@@ -96,4 +97,5 @@ __all__ = [
     "statistics",
     "tensor_parallel",
     "trace_statistics",
+    "wrap_around",
 ]

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from moejax._checks import as_float
 from moejax._typing import Array, Float, FloatLike, Int, PRNGKeyArray
+from moejax.placement._validate import check_count, check_load, check_memory_factor
 
 
 def wrap_around(
@@ -21,8 +23,26 @@ def wrap_around(
     of the latter. Laid end to end and cut into equal pieces, one for each node, no node holds more
     than `memory_factor` times its equal share of the weights; without a cap all loads are equal.
 
+    **Arguments:**
+
+    - `order`: a permutation of the experts.
+    - `frequency`: load of each expert, any unit; may be traced, as may `memory_factor`.
+    - `num_nodes`: static.
+
     **Returns:** share; at most nodes - 1 cuts, rows sum to 1.
+
+    **Raises:** `ValueError` for no nodes, a load that is negative or not finite, or a cap below 1.
     """
+    check_count("wrap_around", "num_nodes", num_nodes)
+    check_load("wrap_around", frequency, name="frequency")
+    check_memory_factor("wrap_around", memory_factor)
+    return pour(order, as_float(frequency), num_nodes, memory_factor)
+
+
+def pour(
+    order: Array, frequency: Array, num_nodes: int, memory_factor: FloatLike
+) -> Float[Array, "experts nodes"]:
+    """`wrap_around` without checks."""
     num_experts = frequency.shape[0]
     total = frequency.sum()
     load = jnp.where(total > 0, frequency / jnp.where(total > 0, total, 1.0), 1 / num_experts)
@@ -120,7 +140,7 @@ def starts(
         chained, shuffled = together_order(together, first), jnp.argsort(dice)
         order = jnp.where(chain % 2 == 0, chained, shuffled)
         order = jnp.where(chain == 1, by_load, order)
-        poured = wrap_around(order, frequency, num_nodes, memory_factor=memory_factor)
+        poured = pour(order, frequency, num_nodes, memory_factor)
         return jnp.where((chain % 3 == 0) & ~capped, whole, poured)
 
     dice = jax.random.uniform(key, (num_chains, num_experts))

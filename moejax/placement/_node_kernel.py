@@ -10,7 +10,7 @@ import numpy as np
 from moejax._typing import Array, Float, FloatScalar, PRNGKeyArray
 from moejax.noc import Topology
 from moejax.placement import _host_sets as host_sets
-from moejax.placement._construct import regions, starts, whole_experts, wrap_around
+from moejax.placement._construct import pour, regions, starts, whole_experts
 from moejax.placement._costs import TRANSFERS, NodeCosts
 from moejax.placement._fat_tree import arrange
 from moejax.placement._node_bound import bound_of
@@ -128,7 +128,7 @@ def simple_placements(
 ) -> list[Float[Array, "experts nodes"]]:
     """What one has without searching; the last meets every cap that can be met."""
     order = jnp.argsort(-frequency)
-    poured = wrap_around(order, frequency, num_nodes, memory_factor=memory_factor)
+    poured = pour(order, frequency, num_nodes, memory_factor)
     return [whole_experts(frequency, num_nodes), poured, regions(frequency, num_nodes, 1)]
 
 
