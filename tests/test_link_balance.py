@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moejax import noc
 from moejax import placement as mp
 from moejax._status import Status
-from moejax.placement import _link_balance, _link_traffic, _swap_search
+from moejax.placement import _link_kernel, _link_traffic, _swap_search
 from tests.oracles import link_balance as oracle
 from tests.oracles import noc_routes as routes
 
@@ -185,9 +185,9 @@ def test_layers_at_once_repeatably_and_never_worse_than_the_start(monkeypatch):
     rng = np.random.default_rng(1)
     share = np.stack([random_share(rng, 4, NODES) for _ in range(3)])
     statistics = jax.tree.map(lambda *x: jnp.stack(x), *[pair_statistics(rng, 4) for _ in range(3)])
-    traces, whole = [], _link_balance.swap_problem
+    traces, whole = [], _link_kernel.swap_problem
     counted = lambda *args, **options: traces.append(1) or whole(*args, **options)
-    monkeypatch.setattr(_link_balance, "swap_problem", counted)
+    monkeypatch.setattr(_link_kernel, "swap_problem", counted)
     found, again = (three_layers(share, statistics) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (found, again))))
     assert np.sort(found.node_position, axis=1).tolist() == [list(range(NODES))] * 3
@@ -215,8 +215,8 @@ def test_layers_at_once_repeatably_and_never_worse_than_the_start(monkeypatch):
 
 
 def test_ranking_between_kinds_of_switching():
-    blank = dict.fromkeys(_link_balance.LinkBalance.__dataclass_fields__, jnp.zeros(()))
-    times = lambda *modes: _link_balance.LinkBalance(
+    blank = dict.fromkeys(_link_kernel.LinkBalance.__dataclass_fields__, jnp.zeros(()))
+    times = lambda *modes: _link_kernel.LinkBalance(
         **blank | dict(candidate_comm_time=jnp.array(modes))
     )
     assert times([3.0, 1.0, 2.0], [2.0, 1.0, 1.5]).ranking_changes == False  # noqa: E712

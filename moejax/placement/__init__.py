@@ -21,24 +21,24 @@ from moejax.noc import HOSTING_SHARE as HOSTING_SHARE
 from moejax.noc import UNPLACED as UNPLACED
 from moejax.placement._construct import wrap_around as wrap_around
 from moejax.placement._costs import NodeCosts as NodeCosts
-from moejax.placement._costs import PlacementTimes as PlacementTimes
 from moejax.placement._costs import compute_bound as compute_bound
 from moejax.placement._costs import compute_comm_ratio as compute_comm_ratio
-from moejax.placement._costs import evaluate as evaluate
-from moejax.placement._costs import evaluate_batch as evaluate_batch
-from moejax.placement._costs import host_set_traffic as host_set_traffic
-from moejax.placement._costs import node_load as node_load
-from moejax.placement._costs import node_traffic as node_traffic
 from moejax.placement._eplb import ReplicaPlan as ReplicaPlan
 from moejax.placement._eplb import replica_share as replica_share
 from moejax.placement._eplb import replicate_and_pack as replicate_and_pack
+from moejax.placement._estimate import PlacementTimes as PlacementTimes
+from moejax.placement._estimate import evaluate as evaluate
+from moejax.placement._estimate import evaluate_batch as evaluate_batch
+from moejax.placement._estimate import host_set_traffic as host_set_traffic
+from moejax.placement._estimate import node_load as node_load
+from moejax.placement._estimate import node_traffic as node_traffic
 from moejax.placement._hybrid import balance_regions as balance_regions
 from moejax.placement._hybrid import hybrid as hybrid
 from moejax.placement._hybrid import hybrid_comm_time as hybrid_comm_time
 from moejax.placement._hybrid import region_position as region_position
 from moejax.placement._hybrid import region_share as region_share
-from moejax.placement._link_balance import LinkBalance as LinkBalance
 from moejax.placement._link_balance import link_balance as link_balance
+from moejax.placement._link_kernel import LinkBalance as LinkBalance
 from moejax.placement._link_traffic import message_room as message_room
 from moejax.placement._memory import MemoryUse as MemoryUse
 from moejax.placement._memory import memory_use as memory_use
@@ -46,7 +46,6 @@ from moejax.placement._memory import published_expert_bytes as published_expert_
 from moejax.placement._methods import METHODS as METHODS
 from moejax.placement._methods import place as place
 from moejax.placement._node_balance import NodeBalance as NodeBalance
-from moejax.placement._node_balance import drawn_statistics as drawn_statistics
 from moejax.placement._node_balance import node_balance as node_balance
 from moejax.placement._node_bound import lp_bound as lp_bound
 from moejax.placement._parallel import expert_parallel as expert_parallel
@@ -54,6 +53,7 @@ from moejax.placement._parallel import tensor_parallel as tensor_parallel
 from moejax.placement._placement import Placement as Placement
 from moejax.placement._regions import RegionBalance as RegionBalance
 from moejax.placement._statistics import Statistics as Statistics
+from moejax.placement._statistics import drawn_statistics as drawn_statistics
 from moejax.placement._statistics import statistics as statistics
 from moejax.placement._statistics import trace_statistics as trace_statistics
 

@@ -12,7 +12,8 @@ from moejax._checks import as_float, lookup
 from moejax._status import Status, is_traced
 from moejax._typing import Array, Float, FloatLike, FloatScalar, Int, IntLike
 from moejax.noc import UNPLACED
-from moejax.placement._costs import NodeCosts, evaluate
+from moejax.placement._costs import NodeCosts
+from moejax.placement._estimate import evaluate
 from moejax.placement._parallel import deal
 from moejax.placement._regions import RegionBalance, search, solve
 from moejax.placement._statistics import Statistics

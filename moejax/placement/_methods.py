@@ -7,11 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from moejax._checks import lookup
+from moejax._status import is_traced
 from moejax._typing import Array, Float, PRNGKeyArray
 from moejax.noc import Topology
 from moejax.placement._costs import NodeCosts
 from moejax.placement._eplb import replica_share, replicate_and_pack
 from moejax.placement._hybrid import hybrid
+from moejax.placement._link_balance import link_balance
+from moejax.placement._link_traffic import message_room
+from moejax.placement._node_balance import node_balance
 from moejax.placement._parallel import expert_parallel, tensor_parallel
 from moejax.placement._placement import Placement
 from moejax.placement._statistics import Statistics
@@ -88,13 +92,13 @@ def _node(statistics, topology, costs, key) -> Placement:
 
 
 def _node_link(statistics, topology, costs, key) -> Placement:
-    from moejax.placement._link_balance import link_balance
-
     share, scatter = _balanced(statistics, topology, costs, key)
     keys = jax.random.split(scatter, share.shape[0])
-    position = jax.vmap(
-        lambda share, layer, key: link_balance(share, topology, layer, costs, key=key).node_position
-    )(share, statistics, keys)
+    room = _room(share, statistics, costs)
+    find = lambda share, layer, key: link_balance(
+        share, topology, layer, costs, key=key, max_messages=room
+    )
+    position = jax.vmap(find)(share, statistics, keys).node_position
     return Placement(share, position, name="node_link")
 
 
@@ -110,8 +114,6 @@ METHODS: dict[str, Method] = {
 
 def _balanced(statistics, topology, costs, key) -> tuple[Array, PRNGKeyArray]:
     """Shares by Node Balance [layers, experts, nodes], and a key for what comes after."""
-    from moejax.placement._node_balance import node_balance
-
     search, after = jax.random.split(key)
     keys = jax.random.split(search, statistics.frequency.shape[0])
     tree = topology if topology.kind == "fat_tree" else None
@@ -121,6 +123,13 @@ def _balanced(statistics, topology, costs, key) -> tuple[Array, PRNGKeyArray]:
         )
     )(statistics, keys)
     return share, after
+
+
+def _room(share: Array, statistics: Statistics, costs: NodeCosts) -> int | None:
+    """What the messages of a drawn batch need, a third of the room for all that there could be."""
+    if is_traced(share, statistics, costs):
+        return None
+    return message_room(share, statistics, max(1, round(float(costs.batch))))
 
 
 def _everywhere(share: Array, statistics: Statistics) -> Float[Array, "layers experts nodes"]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from moejax.noc import Topology
 from moejax.placement import _host_set_milp as host_set_milp
-from moejax.placement._costs import TRANSFERS, NodeCosts, load_time, traffic_time
+from moejax.placement._costs import NodeCosts, load_time, traffic_time
+from moejax.placement._estimate import TRANSFERS
 from moejax.placement._fat_tree import Tree, tree_of
 from moejax.placement._highs import highs
 from moejax.placement._statistics import Statistics

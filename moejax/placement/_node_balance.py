@@ -1,27 +1,19 @@
 """Node Balance: the shares that minimize compute plus communication of the busiest nodes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from moejax._checks import as_float, check_range, nearest
-from moejax._status import Status, flag, is_traced, merge
-from moejax._typing import Array, Float, FloatLike, FloatScalar, Int, IntScalar, PRNGKeyArray
+from moejax._checks import as_float
+from moejax._status import Status, flag, merge
+from moejax._typing import Array, Float, FloatLike, FloatScalar, IntScalar, PRNGKeyArray
 from moejax.noc import Topology
 from moejax.placement import _milp as milp
-from moejax.placement._costs import (
-    NodeCosts,
-    _check_unbatched,
-    _check_values,
-    batch_statistics,
-    cost_status,
-    statistics_status,
-)
+from moejax.placement._costs import NodeCosts, cost_status, statistics_status
 from moejax.placement._costs import compute_bound as largest_load
+from moejax.placement._node_checks import check_given, check_sizes, effort_of, limits_of
 from moejax.placement._node_kernel import (
     Caps,
     Searched,
@@ -30,11 +22,7 @@ from moejax.placement._node_kernel import (
     simple_placements,
 )
 from moejax.placement._statistics import Statistics
-from moejax.placement._validate import check_count, check_memory_factor, check_time_limit
 from moejax.routing import NOT_ROUTED
-
-
-METHODS = ("search", "milp")
 
 
 class NodeBalance(eqx.Module):
@@ -109,10 +97,10 @@ def node_balance(
     """
     where = "node_balance"
     scenarios = [statistics] if isinstance(statistics, Statistics) else list(statistics)
-    _check_sizes(where, scenarios, num_nodes, topology, method)
-    _check_given(where, scenarios, costs, memory_factor, quantile, method)
-    limits = _limits(where, time_limit, relative_gap)
-    effort = _effort(where, num_chains, num_steps)
+    check_sizes(where, scenarios, num_nodes, topology, method)
+    check_given(where, scenarios, costs, memory_factor, quantile, method)
+    limits = limits_of(where, time_limit, relative_gap)
+    effort = effort_of(where, num_chains, num_steps)
     stacked = _stack(scenarios)
     load_cap = as_float(largest_load(costs, num_nodes, stacked.top_k) if compute_bound else jnp.inf)
     factor = as_float(jnp.inf if memory_factor is None else memory_factor)
@@ -138,45 +126,6 @@ def node_balance(
         **effort,
     )
     return _report(found, status)
-
-
-def drawn_statistics(
-    expert_ids: Int[Array, "tokens k"],
-    num_experts: int,
-    batch: int,
-    num_draws: int,
-    *,
-    key: PRNGKeyArray,
-) -> list[Statistics]:
-    """Statistics of random batches, to pass to `node_balance` as scenarios.
-
-    **Arguments:**
-
-    - `expert_ids`: expert choices of tokens, each with at least one expert; ids below 0 are
-        padding of a token.
-    - `batch`: tokens of a draw, without replacement.
-    - `num_draws`: static.
-
-    **Returns:** `num_draws` `Statistics`. Works under `jax.jit`, and `jax.vmap` over layers.
-
-    **Raises:** `ValueError` for sizes below 1 or a batch larger than the number of tokens.
-    """
-    where = "drawn_statistics"
-    for name, value in (("num_experts", num_experts), ("num_draws", num_draws)):
-        check_count(where, name, value)
-    ids = jnp.asarray(expert_ids)
-    if not check_count(where, "batch", batch) <= len(ids):
-        raise ValueError(f"{where}: batch = {batch}: allowed is at most the {len(ids)} tokens")
-
-    def draw(key: PRNGKeyArray) -> Statistics:
-        tokens = jnp.sort(ids[jax.random.choice(key, len(ids), (batch,), replace=False)], axis=-1)
-        counted = batch_statistics(jnp.maximum(tokens, NOT_ROUTED), num_experts)
-        per_token = lambda part: part / batch
-        return Statistics(
-            per_token(counted.frequency), counted.groups, per_token(counted.group_frequency)
-        )
-
-    return [draw(each) for each in jax.random.split(key, num_draws)]
 
 
 def _by_solver(
@@ -226,63 +175,3 @@ def _stack(scenarios: list[Statistics]) -> Statistics:
         jnp.stack([padded(one.groups, NOT_ROUTED) for one in scenarios]),
         jnp.stack([padded(one.group_frequency, 0.0) for one in scenarios]),
     )
-
-
-def _effort(where: str, num_chains: int | None, num_steps: int | None) -> dict[str, int | None]:
-    """The sizes that were asked for."""
-    asked = {"num_chains": num_chains, "num_steps": num_steps}
-    return {name: None if n is None else check_count(where, name, n) for name, n in asked.items()}
-
-
-def _limits(where: str, time_limit: float, relative_gap: float) -> milp.Limits:
-    check_time_limit(where, time_limit)
-    if not 0 <= relative_gap < np.inf:
-        raise ValueError(f"{where}: relative_gap = {relative_gap}: allowed is 0 or more")
-    return milp.Limits(float(time_limit), float(relative_gap))
-
-
-def _check_sizes(
-    where: str,
-    scenarios: list[Statistics],
-    num_nodes: int,
-    topology: Topology | None,
-    method: str,
-) -> None:
-    check_count(where, "num_nodes", num_nodes)
-    if method not in METHODS:
-        raise ValueError(
-            f"{where}: unknown method {method!r}{nearest(str(method), METHODS)} "
-            f"(known: {', '.join(METHODS)})"
-        )
-    if not scenarios:
-        raise ValueError(f"{where}: statistics is an empty sequence: allowed is one or more")
-    sizes = {(one.num_experts, one.top_k) for one in scenarios}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"{where}: scenarios have (experts, k) {sorted(sizes)}: allowed is one size for all"
-        )
-    if topology is not None and topology.num_nodes != num_nodes:
-        raise ValueError(
-            f"{where}: topology has {topology.num_nodes} nodes: allowed is num_nodes = {num_nodes}"
-        )
-
-
-def _check_given(
-    where: str,
-    scenarios: list[Statistics],
-    costs: NodeCosts,
-    memory_factor: Any,
-    quantile: Any,
-    method: str,
-) -> None:
-    for one in scenarios:
-        _check_unbatched(one, costs)
-        _check_values(where, one, costs)
-    check_memory_factor(where, memory_factor)
-    if quantile is not None and not is_traced(quantile):
-        check_range(where, "quantile", quantile, 0.0, 1.0, open_low=False)
-    if method == "milp":
-        if is_traced(scenarios, costs, memory_factor):
-            raise ValueError(f"{where}: method 'milp' runs on the host: allowed is no tracing")
-        if quantile is not None:
-            raise ValueError(f"{where}: quantile = {quantile}: 'milp' minimizes the mean only")

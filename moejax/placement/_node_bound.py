@@ -4,13 +4,13 @@ import jax.numpy as jnp
 
 from moejax._typing import FloatScalar
 from moejax.placement._costs import (
-    TRANSFERS,
     NodeCosts,
-    _check_unbatched,
-    _check_values,
+    check_unbatched,
+    check_values,
     load_time,
     traffic_time,
 )
+from moejax.placement._estimate import TRANSFERS
 from moejax.placement._node_problem import Problem, over_scenarios
 from moejax.placement._statistics import Statistics
 from moejax.placement._validate import check_count
@@ -27,8 +27,8 @@ def lp_bound(statistics: Statistics, costs: NodeCosts, num_nodes: int) -> FloatS
     **Raises:** `ValueError` as `evaluate`.
     """
     check_count("lp_bound", "num_nodes", num_nodes)
-    _check_unbatched(statistics, costs)
-    _check_values("lp_bound", statistics, costs)
+    check_unbatched(statistics, costs)
+    check_values("lp_bound", statistics, costs)
     load = load_time(costs) * statistics.frequency.sum()
     traffic = TRANSFERS * traffic_time(costs) * statistics.group_frequency.sum()
     return (load + traffic) / num_nodes

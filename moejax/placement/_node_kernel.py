@@ -11,7 +11,8 @@ from moejax._typing import Array, Float, FloatScalar, PRNGKeyArray
 from moejax.noc import Topology
 from moejax.placement import _host_sets as host_sets
 from moejax.placement._construct import pour, regions, starts, whole_experts
-from moejax.placement._costs import TRANSFERS, NodeCosts
+from moejax.placement._costs import NodeCosts
+from moejax.placement._estimate import TRANSFERS
 from moejax.placement._fat_tree import arrange
 from moejax.placement._node_bound import bound_of
 from moejax.placement._node_problem import (

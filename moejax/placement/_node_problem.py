@@ -6,14 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from moejax._typing import Array, BoolScalar, Float, FloatScalar
-from moejax.noc import Topology
-from moejax.placement._costs import (
-    HOSTING_SHARE,
-    TRANSFERS,
-    NodeCosts,
-    load_time,
-    traffic_time,
-)
+from moejax.noc import HOSTING_SHARE, Topology
+from moejax.placement._costs import NodeCosts, load_time, traffic_time
+from moejax.placement._estimate import TRANSFERS
 from moejax.placement._fat_tree import Tree, tree_of, tree_rows
 from moejax.placement._statistics import Statistics
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from moejax._typing import Array, Bool, BoolScalar, Float, FloatScalar, Int, IntScalar
-from moejax.placement._costs import HOSTING_SHARE
+from moejax.noc import HOSTING_SHARE
 
 
 DUST = 2.0

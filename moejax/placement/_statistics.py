@@ -3,11 +3,12 @@
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moejax._checks import as_float
-from moejax._typing import Array, Float, FloatScalar, Int
+from moejax._typing import Array, Float, FloatScalar, Int, PRNGKeyArray
 from moejax.placement._validate import check_count
 from moejax.routing import NOT_ROUTED, RoutingTrace, co_activation_groups
 
@@ -145,3 +146,51 @@ def _one_layer(
         kept = np.sort(commonest)
         groups, group_frequency = groups[kept], group_frequency[kept]
     return frequency, groups.astype(np.int32), group_frequency
+
+
+def drawn_statistics(
+    expert_ids: Int[Array, "tokens k"],
+    num_experts: int,
+    batch: int,
+    num_draws: int,
+    *,
+    key: PRNGKeyArray,
+) -> list[Statistics]:
+    """Statistics of random batches, to pass to `node_balance` as scenarios.
+
+    **Arguments:**
+
+    - `expert_ids`: expert choices of tokens, each with at least one expert; ids below 0 are
+        padding of a token.
+    - `batch`: tokens of a draw, without replacement.
+    - `num_draws`: static.
+
+    **Returns:** `num_draws` `Statistics`. Works under `jax.jit`, and `jax.vmap` over layers.
+
+    **Raises:** `ValueError` for sizes below 1 or a batch larger than the number of tokens.
+    """
+    where = "drawn_statistics"
+    for name, value in (("num_experts", num_experts), ("num_draws", num_draws)):
+        check_count(where, name, value)
+    ids = jnp.asarray(expert_ids)
+    if not check_count(where, "batch", batch) <= len(ids):
+        raise ValueError(f"{where}: batch = {batch}: allowed is at most the {len(ids)} tokens")
+
+    def draw(key: PRNGKeyArray) -> Statistics:
+        tokens = jnp.sort(ids[jax.random.choice(key, len(ids), (batch,), replace=False)], axis=-1)
+        counted = batch_statistics(jnp.maximum(tokens, NOT_ROUTED), num_experts)
+        per_token = lambda part: part / batch
+        return Statistics(
+            per_token(counted.frequency), counted.groups, per_token(counted.group_frequency)
+        )
+
+    return [draw(each) for each in jax.random.split(key, num_draws)]
+
+
+def batch_statistics(expert_ids: Int[Array, "tokens k"], num_experts: int) -> Statistics:
+    """Every token of a batch as a group of frequency 1, so that `batch` = 1 counts tokens."""
+    ids = jnp.asarray(expert_ids).astype(jnp.int32)
+    index = jnp.where(ids < 0, num_experts, ids).ravel()
+    zeros = jnp.zeros(num_experts, jnp.result_type(float))
+    counts = zeros.at[index].add(1.0, mode="drop")
+    return Statistics(counts, ids, (ids >= 0).any(-1).astype(counts.dtype))
