@@ -4,6 +4,8 @@ A reading guide, in the order of a layer: `_predict.py` guesses which experts to
 `_priority.py` picks those worth a copy, `_broadcast.py` says how many fit the time of the layer
 before, `_dispatch.py` spreads their tokens. `_pipeline.py` runs all layers of a batch with the
 rates and sizes of `_costs.py`, over the simulated network; `_exposed.py` puts broadcasts on it.
+
+Execution graphs: `_graph.py` holds tasks, resources and edges, `_makespan.py` says when they run.
 """
 
 from moejax.schedule._broadcast import NO_COUNT as NO_COUNT
@@ -16,6 +18,11 @@ from moejax.schedule._costs import ScheduleCosts as ScheduleCosts
 from moejax.schedule._dispatch import STAYS as STAYS
 from moejax.schedule._dispatch import Dispatch as Dispatch
 from moejax.schedule._dispatch import dispatch as dispatch
+from moejax.schedule._graph import Task as Task
+from moejax.schedule._graph import TaskGraph as TaskGraph
+from moejax.schedule._graph import repeated as repeated
+from moejax.schedule._makespan import Timeline as Timeline
+from moejax.schedule._makespan import makespan as makespan
 from moejax.schedule._pipeline import LayerTimes as LayerTimes
 from moejax.schedule._pipeline import Schedule as Schedule
 from moejax.schedule._pipeline import run_layers as run_layers
@@ -37,16 +44,21 @@ __all__ = [
     "Priority",
     "Schedule",
     "ScheduleCosts",
+    "Task",
+    "TaskGraph",
+    "Timeline",
     "Transitions",
     "broadcast_budget",
     "broadcast_chunk",
     "broadcast_time",
     "dispatch",
     "fit_transitions",
+    "makespan",
     "prebroadcast_count",
     "predict_next_gate",
     "predict_transitions",
     "prediction_accuracy",
     "priority",
+    "repeated",
     "run_layers",
 ]
