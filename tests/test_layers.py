@@ -26,7 +26,10 @@ LAYERS = {
     "gating": {"routing", "metrics"},
     "schedule": {"routing", "cost", "noc", "placement"},
     "zoo": {"routing"},
+    "report": {"sweep", "plot"},
+    "testing": {"hardware", "partition", "noc", "serving"},
     "serving": {"models", "hardware", "routing", "cost", "partition", "noc", "placement"},
+    "capture": {"models", "routing", "metrics", "gating", "placement", "serving"},
 }
 # The foundation itself is in order, and the lowest two import nothing.
 LAYERS |= {"_typing": set(), "_units": set(), "_status": {"_typing"}}
