@@ -1,9 +1,10 @@
 """What operators cost, before anything is scheduled.
 
 `_roofline.py` defines `Work` and the roofline; `_work.py` counts the FLOPs and bytes of each
-operator of a decoder layer; `_comm.py` times the traffic between GPUs; `_pim_table.py` is the
-table of expert times on PIM that a scheduler learns at run time. How long a matrix-vector product
-takes inside a memory stack is a property of the stack: see `moejax.hardware`.
+operator of a decoder layer; `_gpu_efficiency.py` says what kernels reach of it; `_comm.py` times
+the traffic between GPUs; `_pim_table.py` is the table of expert times on PIM that a scheduler
+learns at run time. How long a matrix-vector product takes inside a memory stack is a property of
+the stack: see `moejax.hardware`.
 """
 
 from moejax.cost._comm import all_gather_time as all_gather_time
@@ -13,6 +14,11 @@ from moejax.cost._comm import expected_remote_gpus as expected_remote_gpus
 from moejax.cost._comm import expert_comm_time as expert_comm_time
 from moejax.cost._comm import gpu_of_expert as gpu_of_expert
 from moejax.cost._comm import gpu_of_token as gpu_of_token
+from moejax.cost._gpu_efficiency import GPU_EFFICIENCIES as GPU_EFFICIENCIES
+from moejax.cost._gpu_efficiency import GPUEfficiency as GPUEfficiency
+from moejax.cost._gpu_efficiency import GPUFit as GPUFit
+from moejax.cost._gpu_efficiency import fit_gpu_efficiency as fit_gpu_efficiency
+from moejax.cost._gpu_efficiency import gpu_efficiency as gpu_efficiency
 from moejax.cost._pim_table import PIMCostTable as PIMCostTable
 from moejax.cost._roofline import Work as Work
 from moejax.cost._roofline import attainable_flops_per_s as attainable_flops_per_s
@@ -30,6 +36,9 @@ from moejax.cost._work import router_work as router_work
 
 
 __all__ = [
+    "GPU_EFFICIENCIES",
+    "GPUEfficiency",
+    "GPUFit",
     "PIMCostTable",
     "Work",
     "all_gather_time",
@@ -43,6 +52,8 @@ __all__ = [
     "expected_remote_gpus",
     "expert_comm_time",
     "expert_work",
+    "fit_gpu_efficiency",
+    "gpu_efficiency",
     "gpu_of_expert",
     "gpu_of_token",
     "head_work",
