@@ -37,6 +37,7 @@ class Status(enum.IntEnum):
     INFEASIBLE_MEMORY = 16
     BAD_SCORE = 17
     STOPPED_EARLY = 18
+    OUT_OF_MEMORY = 19
 
     @property
     def message(self) -> str:
@@ -64,6 +65,7 @@ _MESSAGES = {
     Status.INFEASIBLE_MEMORY: "no placement meets the memory cap",
     Status.BAD_SCORE: "a score is NaN or infinite, or fewer than top_k experts can be chosen",
     Status.STOPPED_EARLY: "the solver stopped at its limit and returns the best it found",
+    Status.OUT_OF_MEMORY: "weights and caches do not fit into memory",
 }
 
 
