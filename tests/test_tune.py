@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from moejax import metrics
-from moejax.gating import tune
+from moejax.gating import _search as search
+from moejax.gating import tune, weight_slopes
 from moejax.gating._fidelity import MEASURES, fidelity_loss, squared_weights
 from moejax.gating._layer_costs import LayerCosts
-from moejax.gating._outcome import judge, tuned_gate
+from moejax.gating._outcome import judge, make_data, of_layers, tuned_gate
 from moejax.gating._relaxed_gate import Coefficients, GateForm
 from moejax.gating._soft_makespan import SoftMakespan
 from tests.oracles import relax as oracle
@@ -91,11 +92,14 @@ def test_losses_by_hand():
     scores = jnp.array([0.5, 0.25, 0.125, 0.125])
     chosen = jnp.array([0.0, 1.0, 1.0, 0.0])
     want = {"mass": 2 / 3, "overlap": 1 / 2, "retention": 1, "kl": np.log(0.75 / 0.375)}
+    # Weights 2/3, 1/3, 0, 0 become 0, 2/3, 1/3, 0.
+    slopes = jnp.array([[3.0, 0, 0, 9], [0, 3, 3, 9]])
+    want |= {"model_kl": (2**2 + (1 + 1) ** 2) / 2 / 2}
     assert want.keys() == MEASURES.keys()
     for measure, loss in want.items():
-        found = fidelity_loss(measure, chosen, scores, scores, 2)
+        found = fidelity_loss(measure, chosen, scores, scores, 2, slopes)
         assert found == pytest.approx(loss)
-        kept = fidelity_loss(measure, jnp.array([1.0, 1, 0, 0]), scores, scores, 2)
+        kept = fidelity_loss(measure, jnp.array([1.0, 1, 0, 0]), scores, scores, 2, slopes)
         assert kept == pytest.approx(0, abs=1e-6)
     np.testing.assert_allclose(squared_weights(scores, 2), np.square([2, 1, 0.5, 0.5]) / 9)
 
@@ -128,6 +132,60 @@ def test_tuned_coefficients():
     np.testing.assert_allclose(found.fit.loss[0], found.fit.loss[1], atol=0.01)
 
 
+def test_search_follows_the_gradient_of_the_gate():
+    """Slopes of all layers at once are those of one coefficient of one layer at a time."""
+    share, scores = placed(), routed(3, 2, 2 * TOKENS, EXPERTS)
+    slopes = jax.random.normal(jax.random.key(4), (3, *scores.shape))
+    form = GateForm(1, 5, True, True)
+    data = make_data(scores, share, None, [0.25, 0.75], TOKENS, jax.random.key(0), slopes)
+    problem = search.Problem(data, jnp.float32(0.05))
+    static = search.Static(form, "model_kl", True, 0.1, 1, 2)
+    logs = jnp.log(jnp.array([[0.05, 0.1], [0.01, 0.02], [1.0, 2.0]]))
+    state = search._State(logs, None, jnp.log(0.5), logs)
+
+    def lagrangian(logs):
+        given = search.coefficients(logs, form)
+        rest = data, COSTS, form, "model_kl", problem.temperature
+        time, loss = of_layers(given, *rest)
+        return jnp.log(time.sum()) + 0.5 * loss.sum() / 0.3, loss.sum()
+
+    @jax.jit
+    def both():
+        slopes = [search._slope(state, problem, COSTS, 0.3, s) for s in (static, shared)]
+        return jax.jacfwd(lagrangian, has_aux=True)(logs), slopes
+
+    shared = static._replace(per_layer=False)
+    (want, loss), ((found, seen), (whole, _)) = both()
+    np.testing.assert_allclose(found, want, rtol=2e-4, atol=1e-6)
+    assert seen == pytest.approx(float(loss)) and np.all(want != 0)
+    np.testing.assert_allclose(whole[:, 0], want.sum(1), rtol=2e-4, atol=1e-6)
+
+
+def test_slopes_price_a_swap_in_nats():
+    """A linear model of which the Fisher matrix is known: KL, and slopes, by hand."""
+    tokens, experts, bytes_ = 3, 2, 4
+    head = jax.random.normal(jax.random.key(0), (experts, bytes_))
+    base = jnp.array([0.5, 0.25])
+    logits = lambda extra: (base + extra[0]) @ head
+    options = dict(key=jax.random.key(1), samples=400)
+    slopes = jax.jit(lambda: weight_slopes(logits, (1, tokens, experts), **options))()
+    change = jnp.array([0.1, -0.1])
+    p = jax.nn.softmax(base @ head)
+    pull = head - (head @ p)[:, None]
+    want = 0.5 * (p * jnp.square(change @ pull)).sum()
+    found = 0.5 * jnp.square((change * slopes).sum(-1)).mean(0)
+    np.testing.assert_allclose(found[0], want, rtol=0.2)
+    kl = metrics.kl(logits(jnp.zeros((1, 1, experts))), logits(change[None, None]))
+    assert want == pytest.approx(float(kl), rel=0.1)
+    only = weight_slopes(
+        logits, (1, tokens, experts), mask=jnp.array([True, False, True]), **options
+    )
+    assert np.all(only[:, :, 1] == 0) and np.any(only[:, :, 0] != 0)
+    for bad, message in ((dict(samples=0), "samples = 0"), (dict(mask=jnp.ones(2, bool)), "mask")):
+        with pytest.raises(ValueError, match=message):
+            weight_slopes(logits, (1, tokens, experts), **(options | bad))
+
+
 def test_bad_input():
     scores, share = routed(0, 2, 32, EXPERTS), placed()
     call = lambda scores=scores, share=share, costs=COSTS, budgets=0.1, **options: tune(
@@ -145,6 +203,10 @@ def test_bad_input():
         (dict(form=GateForm(chunk=0)), "chunk = 0"),
         (dict(layer_weight=[1.0]), "layer_weight has shape"),
         (dict(steps=0), "steps = 0"),
+        (dict(batches_per_step=3), "batches_per_step = 3"),
+        (dict(measure="model_kl"), "slopes go with the measure 'model_kl'"),
+        (dict(measure="model_kl", slopes=scores), "slopes has shape"),
+        (dict(measure="model_kl", slopes=scores[None], heldout=scores), "needs its slopes"),
     ):
         with pytest.raises(ValueError, match=message):
             call(**options)

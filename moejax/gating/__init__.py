@@ -35,6 +35,7 @@ from moejax.gating._relaxed_gate import Coefficients as Coefficients
 from moejax.gating._relaxed_gate import GateForm as GateForm
 from moejax.gating._resource_loads import ResourceLoads as ResourceLoads
 from moejax.gating._run import GateResult as GateResult
+from moejax.gating._slopes import weight_slopes as weight_slopes
 from moejax.gating._soft_makespan import SoftMakespan as SoftMakespan
 from moejax.gating._tune import Tuning as Tuning
 from moejax.gating._tune import tune as tune
@@ -71,4 +72,5 @@ __all__ = [
     "squared_weights",
     "tune",
     "tuned_gate",
+    "weight_slopes",
 ]

@@ -9,22 +9,28 @@ from jax import lax
 from moejax._typing import Array, Float, Int
 
 
-def _mass(chosen, original, first, scores):
+def _mass(chosen, original, first, scores, slopes):
     held = jnp.where(original > 0, scores, 0)
     return 1 - (held * chosen).sum(-1) / held.sum(-1)
 
 
-def _overlap(chosen, original, first, scores):
+def _overlap(chosen, original, first, scores, slopes):
     return 1 - (original * chosen).sum(-1) / original.sum(-1)
 
 
-def _retention(chosen, original, first, scores):
+def _retention(chosen, original, first, scores, slopes):
     return 1 - (first * chosen).sum(-1)
 
 
-def _kl(chosen, original, first, scores):
+def _kl(chosen, original, first, scores, slopes):
     held = jnp.where(scores > 0, scores, 0)
     return jnp.log((held * original).sum(-1) / (held * chosen).sum(-1))
+
+
+def _model_kl(chosen, original, first, scores, slopes):
+    weights = lambda part: scores * part / (scores * part).sum(-1, keepdims=True)
+    change = (weights(chosen) - weights(original))[..., None, :] * slopes
+    return jnp.square(change.sum(-1)).mean(-1) / 2
 
 
 MEASURES: dict[str, Callable[..., Array]] = {
@@ -32,6 +38,7 @@ MEASURES: dict[str, Callable[..., Array]] = {
     "overlap": _overlap,
     "retention": _retention,
     "kl": _kl,
+    "model_kl": _model_kl,
 }
 
 
@@ -41,17 +48,19 @@ def fidelity_loss(
     scores: Float[Array, "*tokens experts"],
     selection: Float[Array, "*tokens experts"],
     top_k: int,
+    slopes: Float[Array, "*tokens samples experts"] | None = None,
 ) -> Float[Array, "*tokens"]:
     """Loss of each token for experts `chosen` in these parts, 0 where its choices stay.
 
     `"mass"`: part of its combine weight that it lost; `"overlap"`: part of its choices;
     `"retention"`: whether its favorite; `"kl"`: nats, log of the probability that it chose before
     over the one it chooses now, which is how much further the renormalized choice is from the
-    router's distribution. Exact gradient in `chosen`.
+    router's distribution; `"model_kl"`: nats of the model's own text, to second order, with
+    renormalized combine weights and the `slopes` of `weight_slopes`. Exact gradient in `chosen`.
     """
     ids = lax.top_k(selection, top_k)[1]
     ones = lambda ids: jax.nn.one_hot(ids, scores.shape[-1], dtype=scores.dtype).sum(-2)
-    return MEASURES[measure](chosen, ones(ids), ones(ids[..., :1]), scores)
+    return MEASURES[measure](chosen, ones(ids), ones(ids[..., :1]), scores, slopes)
 
 
 def squared_weights(

@@ -79,6 +79,12 @@ class Data(NamedTuple):
     selection: Float[Array, "layers batches batch experts"]
     share: Float[Array, "layers experts nodes"]
     layer_weight: Float[Array, " layers"]
+    slopes: Float[Array, "layers batches batch samples experts"] | None = None
+
+    @property
+    def size(self) -> int:
+        """Elements of the largest array that a candidate needs."""
+        return self.scores.size * (1 if self.slopes is None else 2)
 
 
 def judge(
@@ -93,6 +99,7 @@ def judge(
     form: GateForm = FAVORITES_KEPT,
     selection: Callable[[Array], Array] | None = None,
     layer_weight: Any = None,
+    slopes: Float[Array, "samples layers tokens experts"] | None = None,
 ) -> Outcome:
     """What many settings of a gate do to a trace, side by side.
 
@@ -107,10 +114,10 @@ def judge(
     **Raises:** as `tune`.
     """
     scores = jnp.asarray(scores)
-    layers = check("judge", scores, share, costs, batch, form, measure)
+    layers = check("judge", scores, share, costs, batch, form, measure, slopes)
     if costs.token_time.ndim:
         raise ValueError("judge: costs of several settings: call it for each")
-    data = make_data(scores, share, selection, layer_weight, batch, key)
+    data = make_data(scores, share, selection, layer_weight, batch, key, slopes)
     shape = (np.shape(coefficients.r_comp)[0], layers)
     given = jax.tree.map(lambda x: jnp.broadcast_to(as_float(x), shape), coefficients)
     return _judged(given, data, costs, form, measure)
@@ -118,13 +125,14 @@ def judge(
 
 @functools.partial(jax.jit, static_argnames=("form", "measure"))
 def _judged(coefficients, data, costs, form, measure):
-    one = lambda c: outcome(c, data, costs, form, measure, jnp.ones(()))
+    original = original_time(data, costs)
+    one = lambda c: outcome(c, data, costs, form, measure, original)
     # Some at a time: all choices of all candidates at once would be gigabytes, and arrays that
     # large were seen to come out wrong.
-    return lax.map(one, coefficients, batch_size=max(1, LARGEST // data.scores.size))
+    return lax.map(one, coefficients, batch_size=max(1, LARGEST // data.size))
 
 
-def check(owner: str, scores, share, costs, batch, form, measure) -> int:
+def check(owner: str, scores, share, costs, batch, form, measure, slopes) -> int:
     if scores.ndim != 3 or not jnp.issubdtype(scores.dtype, jnp.floating):
         raise ValueError(
             f"{owner}: scores is {scores.dtype}{list(scores.shape)}: allowed is floating [layers, "
@@ -144,21 +152,60 @@ def check(owner: str, scores, share, costs, batch, form, measure) -> int:
     check_whole("protect", form.protect, 0, costs.top_k, " (top_k)")
     check_whole("chunk", form.chunk, 1, np.inf)
     lookup("measure", measure, MEASURES)
+    if (measure == "model_kl") != (slopes is not None):
+        raise ValueError(f"{owner}: slopes go with the measure 'model_kl', here it is {measure!r}")
+    if slopes is not None and np.shape(slopes)[1:] != scores.shape:
+        raise ValueError(
+            f"{owner}: slopes has shape {np.shape(slopes)}: allowed is [samples, *{scores.shape}]"
+        )
     if costs.token_time.ndim > 1:
         raise ValueError(f"{owner}: costs may have one leading axis, of settings")
     return layers
 
 
-def make_data(scores, share, selection, layer_weight, batch: int, key: PRNGKeyArray) -> Data:
+def make_data(
+    scores, share, selection, layer_weight, batch: int, key: PRNGKeyArray, slopes=None
+) -> Data:
     layers, tokens, _ = scores.shape
-    weight = jnp.full(layers, 1 / layers) if layer_weight is None else as_float(layer_weight)
+    # Nats of the model add up over layers, parts of choices are averaged.
+    each = 1 / layers if slopes is None else 1.0
+    weight = jnp.full(layers, each) if layer_weight is None else as_float(layer_weight)
     if weight.shape != (layers,):
         raise ValueError(f"layer_weight has shape {weight.shape}: allowed is {(layers,)}")
     share = jnp.broadcast_to(as_float(share), (layers, *np.shape(share)[-2:]))
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
     order = jax.random.permutation(key, tokens)
     selected = scores if selection is None else selection(scores)
-    return Data(deal(order, scores, batch), deal(order, selected, batch), share, weight)
+    dealt = lambda x: deal(order, x, batch)
+    if slopes is not None:
+        slopes = dealt(jnp.moveaxis(jnp.asarray(slopes), 0, 2))
+    return Data(dealt(scores), dealt(selected), share, weight, slopes)
+
+
+def of_layers(
+    coefficients: Coefficients,
+    data: Data,
+    costs: LayerCosts,
+    form: GateForm,
+    measure: str,
+    temperature: FloatScalar,
+) -> tuple[Float[Array, " layers"], Float[Array, " layers"]]:
+    """(time, weighted loss) of each layer with coefficients [layers], mean over batches. Gradient:
+    that of `relaxed_gate`; no layer depends on another's coefficients."""
+
+    def one(scores, selection, slopes, share, coefficients):
+        rest = coefficients, form, temperature, measure, slopes
+        return relaxed_gate(scores, selection, share, costs, *rest)
+
+    over = jax.vmap(jax.vmap(one, (0, 0, 0, None, None)))
+    loss, time = over(data.scores, data.selection, data.slopes, data.share, coefficients)
+    return time.mean(1), data.layer_weight * loss.mean(1)
+
+
+def original_time(data: Data, costs: LayerCosts) -> FloatScalar:
+    """s of all layers with the original choices and no gate, of one setting."""
+    ids = lax.top_k(data.selection, costs.top_k)[1]
+    return jax.vmap(jax.vmap(costs.layer_time, (0, None)))(ids, data.share).mean(1).sum()
 
 
 def outcome(
@@ -167,18 +214,8 @@ def outcome(
     costs: LayerCosts,
     form: GateForm,
     measure: str,
-    temperature: FloatScalar,
+    original: FloatScalar,
 ) -> Outcome:
-    """Of one setting and one set of coefficients [layers]. Gradient: that of `relaxed_gate`."""
-
-    def one(scores, selection, share, coefficients):
-        loss, time = relaxed_gate(
-            scores, selection, share, costs, coefficients, form, temperature, measure
-        )
-        ids = lax.top_k(selection, costs.top_k)[1]
-        return time, costs.layer_time(ids, share), loss
-
-    over = jax.vmap(jax.vmap(one, (0, 0, None, None)))
-    found = over(data.scores, data.selection, data.share, coefficients)
-    time, original, loss = (x.mean(1) for x in found)
-    return Outcome(time.sum(), original.sum(), (data.layer_weight * loss).sum())
+    """Of one setting and one set of coefficients [layers]."""
+    time, loss = of_layers(coefficients, data, costs, form, measure, jnp.ones(()))
+    return Outcome(time.sum(), original, loss.sum())

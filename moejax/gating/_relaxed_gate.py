@@ -10,7 +10,6 @@ from jax import lax
 from moejax._typing import Array, Float, FloatScalar
 from moejax.gating._fidelity import MEASURES
 from moejax.gating._layer_costs import LayerCosts
-from moejax.gating._penalty import expected_visits
 from moejax.gating._resource_loads import HOSTING_SHARE
 from moejax.gating._soft_makespan import soft_increase
 
@@ -44,12 +43,13 @@ def relaxed_gate(
     form: GateForm,
     temperature: FloatScalar,
     measure: str,
+    slopes: Float[Array, "tokens samples experts"] | None = None,
 ) -> tuple[FloatScalar, FloatScalar]:
     """(loss of fidelity, mean over tokens; layer time with the gate's own in s) of one batch.
 
     Values are those of the exact gate. Gradient: surrogate; choices move as a soft top-k with
     `temperature` would at the boundary between the last chosen and the first not, the busiest node
-    as a subgradient.
+    as a subgradient. Cheap in forward mode, for there are few coefficients.
     """
     tokens, experts = selection.shape
     top_k, chunk = costs.top_k, form.chunk
@@ -68,32 +68,52 @@ def relaxed_gate(
         load = add(split(original))
         later = jnp.cumsum(load[::-1], axis=0)[::-1] - load
 
-    @jax.checkpoint
     def step(carry, row):
         load, visits, loss = carry
-        scores, score, original, first, kept, real, later = row
+        scores, score, original, first, kept, real, later, slopes = row
         seen = load + later
         if form.soft:
             slow = soft_increase(seen, time, coefficients.softness)
         else:
             slow = jnp.max(seen + time, axis=-1) - jnp.max(seen)
         adjusted = score - (fixed - coefficients.r_comp * slow)
-        chosen = _choose(adjusted, kept > 0, temperature, top_k) * real
-        lost = MEASURES[measure](chosen, original, first, scores)
-        # Padding has no original choice, and none of the losses a value without one.
-        lost = jnp.where(real[:, 0] > 0, lost, 0).sum()
-        return (load + add(chosen), visits + expected_visits(chosen, hosts), loss + lost), None
+        chosen = _choose(adjusted, kept > 0, temperature, top_k)
+        lost = (MEASURES[measure](chosen, original, first, scores, slopes) * real[:, 0]).sum()
+        chosen = chosen * real
+        return (load + add(chosen), visits + _visits(chosen, hosts).sum(-2), loss + lost), None
 
     # Sums are carried: all choices of many batches and settings at once would be gigabytes.
     padded = jnp.pad(scores, ((0, filled), (0, 0)), constant_values=1).reshape(-1, chunk, experts)
     whole = jnp.pad(original, ((0, filled), (0, 0)), constant_values=1).reshape(padded.shape)
     first, kept = (split(ones(best[:, :number])) for number in (1, form.protect))
-    rows = padded, split(selection), whole, first, kept, real, later
+    if slopes is not None:
+        whole_chunks = jnp.pad(slopes, ((0, filled), (0, 0), (0, 0)))
+        slopes = whole_chunks.reshape(-1, chunk, *slopes.shape[1:])
+    rows = padded, split(selection), whole, first, kept, real, later, slopes
     nothing = jnp.zeros_like(time[0])
     start = nothing, nothing, jnp.zeros((), time.dtype)
     (load, visits, loss), _ = lax.scan(step, start, rows)
     total = load.max() + costs.visit_time * visits.max() + costs.gate_time(tokens, chunk)
     return loss / tokens, total
+
+
+@jax.custom_jvp
+def _visits(chosen, hosts):
+    """Whether each token has an expert on each node, for choices of 0 and 1."""
+    return jnp.minimum(_on_nodes(chosen, hosts), 1)
+
+
+@_visits.defjvp
+def _visits_jvp(primals, tangents):
+    # As of `expected_visits`: what counts is an expert with no other of the token's beside it.
+    (chosen, hosts), (change, _) = primals, tangents
+    here = _on_nodes(chosen, hosts)
+    alone = jnp.where(here == 1, _on_nodes(chosen * change, hosts), 0)
+    return jnp.minimum(here, 1), jnp.where(here == 0, _on_nodes(change, hosts), alone)
+
+
+def _on_nodes(chosen, hosts):
+    return jnp.matmul(chosen, hosts.astype(chosen.dtype), precision=lax.Precision.HIGHEST)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
