@@ -13,6 +13,7 @@ from moejax import noc
 from moejax import placement as mp
 from moejax._status import Status
 from moejax.placement import _link_kernel, _link_traffic, _swap_search
+from tests.compilation import quick_compilation as quick_compilation
 from tests.oracles import link_balance as oracle
 from tests.oracles import noc_routes as routes
 
@@ -78,7 +79,7 @@ def curve_scale(problem):
     return problem.traffic.sum(-1).max() / BANDWIDTH
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.sampled_from(sorted(NETWORKS)), st.integers(0, 2**32 - 1), st.booleans())
 def test_search_on_every_network(name, seed, mirrored):
     rng = np.random.default_rng(seed)
@@ -138,7 +139,7 @@ def test_drawn_traffic_is_the_expected_one_on_average():
     assert expected.max() > 5
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32 - 1))
 def test_tiny_problems_against_all_permutations(seed):
     rng = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ import moejax.placement as mp
 from moejax import noc
 from moejax._status import Status
 from moejax.placement import _fat_tree, _shares
+from tests.compilation import quick_compilation as quick_compilation
 from tests.oracles import node_balance as oracle
 
 
@@ -114,7 +115,7 @@ def test_linear_relaxation_in_closed_form():
     assert float(mp.lp_bound(statistics, COSTS, NODES)) == pytest.approx(relaxed, rel=1e-5)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32 - 1), st.sampled_from((1.0, 1.25, 100.0)), st.booleans())
 def test_constraints(seed, memory_factor, compute_bound):
     rng = np.random.default_rng(seed)
@@ -278,14 +279,18 @@ def test_fat_tree_rows_are_the_literal_ones():
     )
     tree = _fat_tree.tree_of(topology, 4.0)
     numbers = tree_numbers(topology, 4.0)
+    find = jax.jit(_fat_tree.tree_rows)
     for _ in range(10):
         statistics, _, groups = layer(rng)
         hosts = rng.random((EXPERTS, 4)) < 0.4
         hosted = [set(np.flatnonzero(hosts[:, c]).tolist()) for c in range(4)]
         member = np.array([[e in row for e in range(EXPERTS)] for row in groups])
         touched = (hosts.T.astype(int) @ member.T.astype(int) > 0)[:, None]
-        weight = jnp.asarray([list(groups.values())])
-        rows = _fat_tree.tree_rows(tree, jnp.asarray(touched), weight)[:, 0]
+        # Groups that nobody chose, so that all layers have as many.
+        room = GROUPS - len(groups)
+        touched = np.pad(touched, [(0, 0), (0, 0), (0, room)])
+        weight = np.pad([list(groups.values())], [(0, 0), (0, room)])
+        rows = find(tree, touched, weight)[:, 0]
         expected = oracle.tree_rows(hosted, groups, numbers)
         np.testing.assert_allclose(np.sort(rows), np.sort(expected), rtol=1e-5, atol=1e-7)
 
@@ -303,7 +308,7 @@ def test_fat_tree_in_search_and_solver():
     options = dict(key=KEY, topology=topology)
     exact = mp.node_balance(statistics, costs, 4, method="milp", **options)
     assert float(exact.total) == pytest.approx(best, rel=2e-4)
-    for seed in range(3):
+    for seed in range(2):
         statistics, frequency, groups = layer(np.random.default_rng(seed))
         exact = mp.node_balance(statistics, costs, 4, method="milp", **options)
         search = mp.node_balance(statistics, costs, 4, **SMALL, **options)
@@ -322,9 +327,9 @@ def test_scenarios_make_it_robust():
     )[:, :2].astype(np.int32)
     ids, unseen = draw(400), draw(4000).reshape(100, 40, 2)
     costs = dataclasses.replace(COSTS, bandwidth=jnp.asarray(40.0))
-    plain = mp.node_balance(
-        mp.statistics(ids, EXPERTS, max_groups=GROUPS), costs, NODES, key=KEY, **SMALL
-    )
+    # The optimum of the average, exactly.
+    counted = mp.statistics(ids, EXPERTS, max_groups=GROUPS)
+    plain = mp.node_balance(counted, costs, NODES, key=KEY, method="milp")
     batches = mp.drawn_statistics(ids, EXPERTS, 40, 12, key=KEY)
     assert float(batches[0].frequency.sum()) == pytest.approx(2.0)
     judge = jax.vmap(lambda share, batch: mp.evaluate_batch(share, batch, costs).total, (None, 0))

@@ -14,6 +14,7 @@ from moejax import placement as mp
 from moejax._status import Status
 from moejax.placement import _validate as validate
 from moejax.routing import RoutingTrace
+from tests.compilation import quick_compilation as quick_compilation
 from tests.oracles import placement as oracle
 
 

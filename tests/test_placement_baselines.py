@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from moejax import placement as mp
 from moejax._status import Status
+from tests.compilation import quick_compilation as quick_compilation
 from tests.oracles import placement as oracle
 
 

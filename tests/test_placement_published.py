@@ -14,6 +14,7 @@ import pytest
 
 from moejax import noc
 from moejax import placement as mp
+from tests.compilation import quick_compilation as quick_compilation
 
 
 US = 1e6

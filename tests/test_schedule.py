@@ -13,20 +13,13 @@ from hypothesis import strategies as st
 
 from moejax import noc, routing, schedule
 from moejax._status import Status
+from tests.compilation import quick_compilation as quick_compilation
 from tests.conftest import REPOSITORY
 from tests.oracles import schedule as oracle
 
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 2048, 1408, 64, 6  # DeepSeek-V2-Lite
 PAYLOAD, ALPHA = 2.0 * HIDDEN * INTERMEDIATE, 1e-7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_for_one_run():
-    """Programs little optimized: each runs a few times."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def raises(*words):

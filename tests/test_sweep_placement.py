@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from moejax import placement, routing, zoo
+from tests.compilation import quick_compilation as quick_compilation
 from tests.conftest import REPOSITORY
 
 
@@ -19,14 +20,6 @@ SYSTEMS = ("nmp-2x2-2.5t-75g", "nmp-2x2-5t-50g")
 NODES, BATCH, SEEDS, LAYERS = 4, 16, 2, 4
 HIDDEN, INNER = 2048, 1408  # of DeepSeek-V2-Lite
 HALVES = ("first half", "second half")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """These programs run once or twice, so that their compilation is all the time they take."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def load(name) -> Any:
