@@ -25,6 +25,8 @@ class NMPSystem(AbstractHardware):
     - `link_bandwidth`: B/s of one link of the network in one direction.
     - `start_time`: s to start each chunk of a pipelined broadcast at each hop (alpha).
     - `hop_latency`: s that a message takes from one link to the next beside its transfer.
+    - `gate_step_time`: s of one sequential step of a hardware-aware gate, which is one chunk of
+        tokens scored against one load (`moejax.gating.LayerCosts`).
     - `network`: `"mesh"` or `"torus"` of shape (rows, columns), or `"fat_tree"` of shape (pods,
         leaf switches of a pod, nodes of a leaf switch). Static.
     - `shape`: static; its product is the number of nodes. Node (row, column) is number
@@ -38,6 +40,7 @@ class NMPSystem(AbstractHardware):
     link_bandwidth: FloatScalar = eqx.field(converter=as_float, metadata=POSITIVE)
     start_time: FloatScalar = eqx.field(converter=as_float, default=1e-7, metadata=NON_NEGATIVE)
     hop_latency: FloatScalar = eqx.field(converter=as_float, default=0.0, metadata=NON_NEGATIVE)
+    gate_step_time: FloatScalar = eqx.field(converter=as_float, default=1e-8, metadata=NON_NEGATIVE)
     network: str = eqx.field(static=True, default="mesh", metadata=one_of(*_DIMENSIONS))
     shape: tuple[int, ...] = eqx.field(static=True, converter=tuple, default=(4, 8))
     name: str = eqx.field(static=True, default="custom")

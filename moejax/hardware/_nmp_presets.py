@@ -76,6 +76,12 @@ def _common() -> tuple[Source, ...]:
         *cite(_CODE, "high", "start of a broadcast chunk at a hop", start_time=1e-7),
         *cite(_CODE, "high", "its simulation has bandwidth only", hop_latency=0.0),
         *cite(
+            "assumed: ten cycles at 1 GHz to compare all experts and take the k largest",
+            "low",
+            "the papers name no time of their gate",
+            gate_step_time=1e-8,
+        ),
+        *cite(
             "chosen: Qwen2-57B-A14B in 16 bits, the paper's largest model, fits on its 16 nodes",
             "low",
             "not stated in the paper",
