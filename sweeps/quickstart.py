@@ -11,9 +11,6 @@ are paired.
     moejax run sweeps/quickstart.py
 """
 
-import functools
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,6 +19,7 @@ import numpy as np
 
 import moejax as mj
 from moejax import hardware, models, plot, routing, serving, zoo
+from moejax.sweep import Axis, Sweep
 
 
 ZOO_COST_MODEL = "qwen3-30b-a3b"
@@ -31,10 +29,10 @@ CASES = {  # GPUs as in Sieve
     "qwen3-30b-a3b": 1,
     "qwen3.5-397b-a17b": 8,
 }
-SYSTEMS = {
-    "{}xb200-hbm-pim": {},
-    "{}xb200-hbm-pim, free decision": {"scheduler_time": 0.0},
-    "{}xh200-hbm-pim": {},
+VARIANTS = {
+    "b200": ("{}xb200-hbm-pim", {}),
+    "b200, free decision": ("{}xb200-hbm-pim", {"scheduler_time": 0.0}),
+    "h200": ("{}xh200-hbm-pim", {}),
 }
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXT = 512
@@ -48,27 +46,27 @@ BINS = ("share_1", "share_2", "share_3_4", "share_more", "active")
 FRONT = ("interactivity_tok_s", "throughput_per_gpu_tok_s")
 
 
-def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
-    """One row per model, system, batch size, policy and seed."""
-    cases = _cases(trace)
-    if progress is not None:
-        progress(0, len(cases) * SEEDS)
-    for i, (model, num_gpus, measured, cost_model) in enumerate(cases):
-        systems = _systems(num_gpus)
-        stacked = hardware.stack(list(systems.values()))
-        batches = _batches(measured)
-        for seed in range(SEEDS):
-            reports, bins = _run(model, stacked, measured, jnp.array(batches), seed, batches[-1])
-            if progress is not None:
-                progress(i * SEEDS + seed + 1, len(cases) * SEEDS)
-            source = serving.routing_source(model, _workload(1, 1, measured))
-            fixed = dict(model=model.name, cost_model=cost_model, context=CONTEXT)
-            fixed |= dict(seed=seed, routing=source)
-            yield _tidy(fixed, list(systems), batches, reports, bins)
+def SWEEP(*, trace: str | None = None) -> Sweep:
+    """One call draws a batch of the largest size; systems, batch sizes and policies share it."""
+    cases = {case["model"].name: case for case in _cases(trace)}
+    measured = next(iter(cases.values()))["trace"] if trace else None
+    return Sweep(
+        [
+            Axis("model", cases),
+            Axis("variant", list(VARIANTS), inner=True),
+            Axis("batch", _batches(measured), static=True, inner=True),
+            Axis("policy", list(POLICIES), inner=True),
+        ],
+        reports,
+        seeds=SEEDS,
+        about=about,
+        columns=columns,
+        width=1,
+    )
 
 
-def _cases(path: str | None):
-    """(model, GPUs, trace or None, whose sizes it is costed with) of each study."""
+def _cases(path: str | None) -> list[dict[str, Any]]:
+    """Model, trace or None, the systems stacked, and whose sizes it is costed with."""
     if path is None:
         return [_case(name, num_gpus) for name, num_gpus in CASES.items()]
     trace = routing.load(path)
@@ -77,12 +75,13 @@ def _cases(path: str | None):
     model = models.get(trace.model)
     # Enough GPUs to leave half of an H200 to the cache.
     fits = lambda num_gpus: float(model.weight_bytes) / num_gpus < 70e9
-    return [(model, next(filter(fits, (1, 2, 4, 8)), 16), trace, model.name)]
+    num_gpus = next(filter(fits, (1, 2, 4, 8)), 16)
+    return [_study(model, num_gpus, trace, model.name)]
 
 
-def _case(name: str, num_gpus: int):
+def _case(name: str, num_gpus: int) -> dict[str, Any]:
     if name != "zoo":
-        return models.get(name), num_gpus, None, name
+        return _study(models.get(name), num_gpus, None, name)
     # The zoo model's own experts are too small for a B200: it has as many as it has, of the sizes
     # of another model.
     trace, shapes = zoo.trace(), models.get(ZOO_COST_MODEL)
@@ -92,20 +91,24 @@ def _case(name: str, num_gpus: int):
         top_k=trace.top_k,
         layers=shapes.layers[: trace.num_layers],
     )
-    return model, num_gpus, trace, ZOO_COST_MODEL
+    return _study(model, num_gpus, trace, ZOO_COST_MODEL)
+
+
+def _study(model, num_gpus: int, trace, cost_model: str) -> dict[str, Any]:
+    systems = hardware.stack(list(_systems(num_gpus).values()))
+    return dict(model=model, trace=trace, systems=systems, cost_model=cost_model, gpus=num_gpus)
 
 
 def _systems(num_gpus: int) -> dict[str, hardware.System]:
     made = {}
-    for name, changes in SYSTEMS.items():
-        system = hardware.get(name.format(num_gpus).partition(",")[0])
-        made[name.format(num_gpus)] = system.replace(**changes)
+    for variant, (name, changes) in VARIANTS.items():
+        made[variant] = hardware.get(name.format(num_gpus)).replace(**changes)
     return made
 
 
-def _batches(trace: routing.RoutingTrace | None) -> tuple[int, ...]:
+def _batches(trace: routing.RoutingTrace | None) -> list[int]:
     most = BATCHES[-1] if trace is None else int(np.count_nonzero(trace.valid))
-    return tuple(batch for batch in BATCHES if batch <= most)
+    return [batch for batch in BATCHES if batch <= most]
 
 
 def _workload(batch, max_batch: int, trace: routing.RoutingTrace | None) -> mj.Workload:
@@ -113,46 +116,52 @@ def _workload(batch, max_batch: int, trace: routing.RoutingTrace | None) -> mj.W
     return mj.Workload(batch, CONTEXT, max_batch=max_batch, routing=trace, reuse=reuse)
 
 
-@functools.partial(jax.jit, static_argnames="max_batch")
-def _run(model, systems, trace, batches, seed, max_batch: int):
-    """Reports by policy, [systems * batches], and what routing looks like, [batches].
+def about(model: dict[str, Any]) -> dict[str, Any]:
+    """Whose sizes, which context, where routing comes from, and the name of each system."""
+    source = serving.routing_source(model["model"], _workload(1, 1, model["trace"]))
+    names = [name.format(model["gpus"]) for name, _ in VARIANTS.values()]
+    names = [
+        f"{name}, free decision" if "free" in variant else name
+        for variant, name in zip(VARIANTS, names)
+    ]
+    system = np.array(names).reshape(-1, 1, 1)
+    return dict(cost_model=model["cost_model"], context=CONTEXT, routing=source, system=system)
 
-    One flat axis, because every vmap is another pass over the program. The draw depends on neither
-    system nor batch, so it is made once.
+
+def reports(config: dict[str, Any], key) -> dict[str, Any]:
+    """Reports [variants, batches, policies], and what routing looks like, [1, batches, 1].
+
+    Systems and batch sizes are one flat axis, because every vmap is another pass over the program.
+    The draw depends on neither, so it is made once.
     """
-    key = jax.random.key(seed)
+    case, batches, size = config["model"], jnp.array(config["batch"]), int(max(config["batch"]))
+    model, trace, systems = case["model"], case["trace"], case["systems"]
 
-    def reports(system, batch):
-        workload = _workload(batch, max_batch, trace)
-        return mj.compare(model, system, workload, POLICIES, key=key)
+    def report(system, batch):
+        workload = _workload(batch, size, trace)
+        return mj.compare(model, system, workload, config["policy"], key=key)
 
     def bins(batch):
-        workload = _workload(batch, max_batch, trace)
+        workload = _workload(batch, size, trace)
         expert_ids = serving.route(model, workload, key=key)
         counts = routing.tokens_per_expert(expert_ids, model.num_experts, workload.valid)
-        return jax.tree.map(jnp.mean, routing.bimodality(counts))
+        return jax.tree.map(jnp.mean, routing.bimodality(counts)._asdict())
 
-    num_systems = systems.scheduler_time.shape[0]
-    repeated = jax.tree.map(lambda x: jnp.repeat(x, batches.shape[0], axis=0), systems)
-    found = jax.vmap(reports)(repeated, jnp.tile(batches, num_systems))
-    return found, jax.vmap(bins)(batches)
-
-
-def _tidy(fixed, names, batches, reports, bins) -> list[dict[str, Any]]:
-    bins = {name: np.asarray(share) for name, share in bins._asdict().items()}
-    tidy = []
-    for policy, report in reports.items():
-        columns = serving.columns(report)
-        for i, (system, b) in enumerate(itertools.product(names, range(len(batches)))):
-            row = fixed | dict(system=system, policy=policy, batch=batches[b])
-            row |= {name: column[i].item() for name, column in columns.items()}
-            tidy.append(row | {name: share[b].item() for name, share in bins.items()})
-    return tidy
+    grid = (len(config["variant"]), len(batches))
+    repeated = jax.tree.map(lambda x: jnp.repeat(x, grid[1], axis=0), systems)
+    found = jax.vmap(report)(repeated, jnp.tile(batches, grid[0])).values()
+    join = lambda *leaves: jnp.stack([leaf.reshape(*grid, *leaf.shape[1:]) for leaf in leaves], 2)
+    shares = jax.tree.map(lambda x: x[None, :, None], jax.vmap(bins)(batches))
+    return dict(report=jax.tree.map(join, *found), bins=shares)
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
+def columns(result: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Times, rates and shares, with units in their names."""
+    return serving.columns(result["report"]) | result["bins"]
+
+
+def summary(table: dict[str, np.ndarray]) -> str:
     """Speed-up over NoExp by policy, mean over seeds with its 95 % interval."""
-    table = _columns(rows)
     # A short trace has no large batches.
     batches = [b for b in SHOWN if b in table["batch"]] or [max(table["batch"])]
     lines = ["", "tbt of no_exp over tbt of the policy, mean +- 95 % over seeds"]
@@ -176,9 +185,8 @@ def _gain(table, model, system, policy, batch) -> str:
     return f"{mean:.2f} +-{half:.2f}"
 
 
-def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str, Any]:
+def figures(table: dict[str, np.ndarray], *, trace: str | None = None) -> dict[str, Any]:
     """Experts on the roofline, expert bins by batch size, throughput against interactivity."""
-    table = _columns(rows)
     models_shown = list(dict.fromkeys(table["model"]))
     width = 3.2 * len(models_shown)
     bins, bin_axes = plot.figure(1, len(models_shown), (width, 3.6))
@@ -201,8 +209,9 @@ def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str
 
 
 def _roofline(path: str | None):
-    model, num_gpus, trace, _ = _cases(path)[:2][-1]
-    system = next(iter(_systems(num_gpus).values()))
+    case = _cases(path)[:2][-1]
+    model, trace = case["model"], case["trace"]
+    system = next(iter(_systems(case["gpus"]).values()))
     batch = min(64, _batches(trace)[-1])
     workload = _workload(batch, batch, trace)
     dots = serving.expert_rows(model, system, workload, "sieve", key=jax.random.key(0))
@@ -215,7 +224,3 @@ def _roofline(path: str | None):
     title = f"Experts of {model.name} where Sieve runs them, B = {batch}"
     plot.roofline(dots, machines, axes[0, 0], title=title)
     return figure
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}

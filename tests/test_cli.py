@@ -21,6 +21,12 @@ MODEL, SYSTEM = "gpt-oss-20b", "1xb200-hbm-pim"
 # From the checkpoint's config: 24 layers, every second one with a window of 128 tokens.
 LAYERS, HIDDEN, INNER, EXPERTS, KV_HEADS, HEAD_DIM = 24, 2880, 2880, 32, 8, 64
 BATCH, CONTEXT = 4, 100_000
+# A sweep file; its axes are to be filled in.
+AXES = """\
+from moejax.sweep import Axis, Sweep
+
+SWEEP = Sweep([{}], lambda config, key: dict(y=2 * config["x"]))
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -226,16 +232,18 @@ class TestMistakes:
         "text, said",
         [
             (None, "no sweep file"),
-            ("def rows(:\n", ", line 1: invalid syntax"),
+            ("SWEEP = (:\n", ", line 1: invalid syntax"),
             ("import no_such_module\n", "No module named 'no_such_module'"),
-            ("cases = 3\n", "defines no rows(*, trace=None, progress=None)"),
-            ("rows = 3\n", "defines no rows(*, trace=None, progress=None)"),
-            ("def rows():\n    yield []\n", "defines no rows(*, trace=None, progress=None)"),
-            ("def rows(**options):\n    yield []\n", "rows() gave no rows"),
-            ("def rows(**options):\n    yield dict(a=1)\n", "allowed are lists of dicts"),
-            ("def rows(**options):\n    yield [(1, 2)]\n", "row 0: (1, 2) is no dict"),
-            ("def rows(**options):\n    yield [dict(a=None)]\n", "'a' = None: allowed is a number"),
-            ("def rows(**options):\n    raise ValueError('speed\\n= 0')\n", "speed = 0"),
+            ("cases = 3\n", "defines no SWEEP"),
+            ("SWEEP = 3\n", "defines no SWEEP"),
+            ("SWEEP = lambda: 3\n", "SWEEP gave a int: allowed is a Sweep"),
+            ("def SWEEP():\n    raise ValueError('speed\\n= 0')\n", "speed = 0"),
+            (AXES.format("Axis('x', [])"), "axis 'x' has no values"),
+            (AXES.format("Axis('x', [1, 2, 1])"), "axis 'x' has 1 more than once"),
+            (
+                AXES.format("Axis('xy', [1, 2])"),
+                "config has no 'x'; did you mean 'xy'? (known: xy)",
+            ),
         ],
     )
     def test_of_sweep_files(self, refused, tmp_path, text, said):
@@ -246,9 +254,32 @@ class TestMistakes:
 
     def test_of_an_output_folder_shows_before_anything_is_computed(self, refused, tmp_path):
         (tmp_path / "out").write_text("a file")
-        (tmp_path / "sweep.py").write_text("def rows(**options):\n    raise RuntimeError\n")
+        (tmp_path / "sweep.py").write_text(AXES.format("Axis('x', [1])"))
         line = refused("run", tmp_path / "sweep.py", "--out", tmp_path / "out")
         assert f"{tmp_path / 'out'}: File exists" in line
+
+    @pytest.mark.parametrize(
+        "options, said",
+        [
+            (("--set", "xs=1"), "no axis 'xs'; did you mean 'x'? (known: x, seeds, width, bucket)"),
+            (("--set", "x=fast"), "axis 'x': ['fast']: allowed are numbers"),
+            (("--set", "x"), "--set x: allowed is NAME=VALUE"),
+            (("--set", "x=1", "--set", "x=2"), "--set x is given twice"),
+            (("--set", "x=1,,2"), "values '1,,2': allowed are values with commas"),
+            (("--set", "x=1:2:0"), "allowed are low:high:count"),
+            (("--trace", "a.npz"), "has no option 'trace' (it has none)"),
+            (("--chunk", 0), "--chunk: '0': allowed is a whole number from 1"),
+            (("--shard", "3/2"), "shard = '3/2': allowed is '1/8' to '8/8'"),
+            (("--devices", 99), "devices = 99: allowed is 1 to"),
+            (("--memory", 0), "--memory: '0': allowed is a positive number"),
+            (("--fresh", "--resume"), "not allowed with argument"),
+            (("--fresh", "--shard", "1/2"), "would remove the rows of the others"),
+            (("--memory", 1e-12), "choose a smaller width"),
+        ],
+    )
+    def test_of_options_of_run(self, refused, tmp_path, options, said):
+        (tmp_path / "sweep.py").write_text(AXES.format("Axis('x', [1])"))
+        assert said in refused("run", tmp_path / "sweep.py", "--out", tmp_path / "out", *options)
 
     @pytest.mark.parametrize(
         "arguments, said",
@@ -504,7 +535,7 @@ def test_tables_align_numbers_right_and_words_left():
 
 
 def test_interrupt_is_status_130(command, tmp_path):
-    (tmp_path / "sweep.py").write_text("def rows(**options):\n    raise KeyboardInterrupt\n")
+    (tmp_path / "sweep.py").write_text("def SWEEP():\n    raise KeyboardInterrupt\n")
     status, out, err = command("run", tmp_path / "sweep.py", "--out", tmp_path)
     assert (status, out, err) == (130, "", "moejax run: interrupted\n")
 

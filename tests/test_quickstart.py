@@ -1,4 +1,4 @@
-"""Sweep files: the quickstart in small, what is written when one stops, and calibration's table."""
+"""Sweep files: the quickstart in small, calibration's table, and the example of the README."""
 
 import contextlib
 import importlib.util
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from moejax import sweep
 from moejax.cli import main
 from moejax.serving import LIMITS
 from tests.conftest import REPOSITORY
@@ -26,7 +27,7 @@ quickstart = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(quickstart)
 quickstart.CASES = {{"qwen3-30b-a3b": 1}}
 quickstart.BATCHES, quickstart.SEEDS, quickstart.POLICIES = {BATCHES}, {SEEDS}, {POLICIES}
-rows, summary, figures = quickstart.rows, quickstart.summary, quickstart.figures
+SWEEP, summary, figures = quickstart.SWEEP, quickstart.summary, quickstart.figures
 """
 SYSTEMS = ["1xb200-hbm-pim", "1xb200-hbm-pim, free decision", "1xh200-hbm-pim"]
 LAYERS = {"qwen3-30b-a3b": 48, "gpt-oss-20b": 24}
@@ -56,18 +57,6 @@ def moejax_run(path, out, *more):
     return status, text.getvalue(), errors.getvalue()
 
 
-def read_parquet(path):
-    """Columns by name."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(path)
-    return {name: table[name].to_numpy() for name in table.column_names}
-
-
-def read_npz(path):
-    with np.load(path, allow_pickle=False) as file:
-        return dict(file)
-
-
 def picked(table, **equals):
     """The columns of the rows where others have a value."""
     keep = np.all([table[name] == value for name, value in equals.items()], axis=0)
@@ -81,7 +70,7 @@ def finished(tmp_path_factory):
     (folder / "small.py").write_text(SMALLER)
     status, out, errors = moejax_run(folder / "small.py", folder / "out")
     assert (status, errors) == (0, "")
-    return folder / "out", out, read_parquet(folder / "out" / "rows.parquet")
+    return folder / "out", out, sweep.load(folder / "out").columns
 
 
 class TestQuickstart:
@@ -101,7 +90,7 @@ class TestQuickstart:
         counts = {"experts_on_gpu", "experts_on_pim"}
         for name, values in table.items():
             if values.dtype.kind == "f" and name not in shares | counts:
-                assert name.endswith(("_ms", "_tok_s", "_gb", "_j")), name
+                assert name.endswith(("_ms", "_tok_s", "_gb", "_j", "_j_per_token", "_w")), name
         assert all((table[name] >= 0).all() and (table[name] <= 1).all() for name in shares)
 
     def test_numbers_hang_together(self, finished):
@@ -162,8 +151,8 @@ class TestQuickstart:
             path = folder / f"{name}.png"
             assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
             assert f"wrote {path}" in out
-        assert {path.name for path in folder.iterdir()} == {
-            "rows.parquet", "roofline.png", "expert_bins.png", "throughput.png",
+        assert {path.stem for path in folder.glob("*.png")} == {
+            "roofline", "expert_bins", "throughput",
         }  # fmt: skip
 
     def test_measured_trace(self, tmp_path, data_dir):
@@ -172,7 +161,7 @@ class TestQuickstart:
         out = tmp_path / "out"
         status, text, errors = moejax_run(tmp_path / "small.py", out, "--trace", trace)
         assert (status, errors) == (0, "")
-        table = read_parquet(out / "rows.parquet")
+        table = sweep.load(out).columns
         assert len(table["model"]) == len(SYSTEMS) * len(BATCHES) * len(POLICIES) * SEEDS
         assert set(table["model"]) == {"gpt-oss-20b"}
         assert set(table["routing"]) == {"trace of gpt-oss-20b"}
@@ -189,130 +178,6 @@ class TestQuickstart:
         status, out, errors = moejax_run(SWEEPS / "quickstart.py", tmp_path, "--trace", trace)
         assert (status, out) == (2, "")
         assert errors == f"moejax run: {trace}: no sizes known for its model, Homegrown-MoE\n"
-
-
-# A sweep of two chunks that may end in something else.
-TWO = """\
-def rows(*, trace=None, progress=None):
-    for i in range(2):
-        if progress is not None:
-            progress(i, 2)
-        yield [dict(name=f"row {i}", time_ms=0.5 + i, count=i, fits=i > 0)]
-"""
-COLUMNS = dict(name=["row 0", "row 1"], time_ms=[0.5, 1.5], count=[0, 1], fits=[False, True])
-
-
-class TestStore:
-    @pytest.fixture
-    def sweep(self, tmp_path):
-        """Writes a sweep file and runs it."""
-
-        def run(more="", *options):
-            (tmp_path / "two.py").write_text(TWO + more)
-            return moejax_run(tmp_path / "two.py", tmp_path / "out", *options)
-
-        return run
-
-    @pytest.fixture
-    def absent(self, monkeypatch):
-        """Hides a package from those who look before they import."""
-        real = importlib.util.find_spec
-
-        def hide(package):
-            found = lambda name, *more: None if name == package else real(name, *more)
-            monkeypatch.setattr(importlib.util, "find_spec", found)
-
-        return hide
-
-    def test_parquet(self, sweep, tmp_path):
-        assert sweep() == (0, f"wrote {tmp_path}/out/rows.parquet: 2 rows\n", "")
-        table = read_parquet(tmp_path / "out" / "rows.parquet")
-        assert {name: values.tolist() for name, values in table.items()} == COLUMNS
-        assert table["fits"].dtype == bool and table["count"].dtype.kind == "i"
-
-    def test_npz_without_pyarrow(self, sweep, tmp_path, absent):
-        absent("pyarrow")
-        assert sweep() == (0, f"wrote {tmp_path}/out/rows.npz: 2 rows\n", "")
-        table = read_npz(tmp_path / "out" / "rows.npz")
-        assert {name: values.tolist() for name, values in table.items()} == COLUMNS
-
-    def test_no_pictures_without_matplotlib(self, sweep, tmp_path, absent):
-        absent("matplotlib")
-        more = "\ndef figures(rows):\n    raise RuntimeError\n"
-        status, out, _ = sweep(more)
-        assert status == 0
-        assert out.splitlines()[1:] == [
-            "no pictures: matplotlib is not installed (pip install 'moejax[plots]')"
-        ]
-        assert sweep(more, "--no-figures")[1].count("\n") == 1
-
-    def test_summary_and_figures(self, sweep, tmp_path):
-        pytest.importorskip("matplotlib")
-        more = """
-def summary(rows):
-    return f"{len(rows)} rows in all"
-
-def figures(rows):
-    from moejax import plot
-    return {"empty": plot.figure()[0]}
-"""
-        status, out, _ = sweep(more)
-        assert status == 0
-        assert out.splitlines()[1:] == ["2 rows in all", f"wrote {tmp_path}/out/empty.png"]
-
-    def test_out_is_results_and_the_name_of_the_sweep(self, tmp_path, monkeypatch, capsys):
-        (tmp_path / "two.py").write_text(TWO)
-        monkeypatch.chdir(tmp_path)
-        assert main(["run", "two.py"]) == 0
-        assert capsys.readouterr().out == "wrote results/two/rows.parquet: 2 rows\n"
-
-    @pytest.mark.parametrize("end", ["KeyboardInterrupt", "RuntimeError", "ValueError('no speed')"])
-    def test_rows_so_far_are_kept(self, sweep, tmp_path, end):
-        sweep()
-        complete = (tmp_path / "out" / "rows.parquet").read_bytes()
-        more = f"        if i == 0:\n            continue\n        raise {end}\n"
-        partial = f"wrote {tmp_path}/out/partial_rows.parquet: 2 rows (stopped early)\n"
-        if end == "KeyboardInterrupt":
-            assert sweep(more) == (130, partial, "moejax run: interrupted\n")
-        elif end == "RuntimeError":  # a mistake in the sweep: whoever wrote it wants to see where
-            with pytest.raises(RuntimeError):
-                sweep(more)
-        else:
-            assert sweep(more) == (2, partial, "moejax run: no speed\n")
-        table = read_parquet(tmp_path / "out" / "partial_rows.parquet")
-        assert {name: values.tolist() for name, values in table.items()} == COLUMNS
-        # What an earlier run finished is still there, and nothing is left half written.
-        assert (tmp_path / "out" / "rows.parquet").read_bytes() == complete
-        names = {path.name for path in (tmp_path / "out").iterdir()}
-        assert names == {"rows.parquet", "partial_rows.parquet"}
-
-    @pytest.mark.parametrize(
-        "row, said",
-        [
-            ("dict(name='x', time_ms=1.0, count=1)", "in this row or in row 0 only: 'fits'"),
-            ("dict(name='x', time_ms='1', count=1, fits=True)", "'time_ms' = '1': allowed is a n"),
-            (
-                "dict(name='x', time_ms=1.0, count=1, fits=1)",
-                "'fits' = 1: allowed is a truth value",
-            ),
-            ("dict(name=3, time_ms=1.0, count=1, fits=True)", "'name' = 3: allowed is text"),
-            ("('x', 1.0, 1, True)", "('x', 1.0, 1, True) is no dict of column to value"),
-        ],
-    )
-    def test_row_that_does_not_fit_is_named_and_the_others_kept(self, sweep, tmp_path, row, said):
-        status, out, errors = sweep(f"    yield [{row}]\n")
-        assert status == 2
-        assert out.endswith("partial_rows.parquet: 2 rows (stopped early)\n")
-        assert errors.startswith(f"moejax run: {tmp_path}/two.py: row 2: ") and said in errors
-        assert errors.count("\n") == 1
-
-    def test_order_of_columns_and_kinds_of_numbers_do_not_matter(self, sweep, tmp_path):
-        more = "    import numpy as np\n"
-        more += "    yield [dict(fits=np.True_, count=np.int32(2), time_ms=3, name='x')]\n"
-        assert sweep(more)[0] == 0
-        table = read_parquet(tmp_path / "out" / "rows.parquet")
-        assert table["time_ms"].tolist() == [0.5, 1.5, 3.0]
-        assert table["name"].tolist() == ["row 0", "row 1", "x"]
 
 
 @pytest.fixture(scope="module")
@@ -372,8 +237,8 @@ class TestReadme:
         (tmp_path / "own.py").write_text(code)
         status, out, errors = moejax_run(tmp_path / "own.py", tmp_path / "out")
         assert (status, errors) == (0, "")
-        table = read_parquet(tmp_path / "out" / "rows.parquet")
-        assert table["macs_per_unit"].tolist() == [8, 16, 32, 64]
+        table = sweep.load(tmp_path / "out").columns
+        assert table["system.pim.macs_per_unit"].tolist() == [8, 16, 32, 64]
         # Wider units are never slower.
         assert (np.diff(table["tbt_ms"]) <= 0).all()
         assert out.splitlines()[1].split() == ["8", f"{table['tbt_ms'][0]:.3f}", "ms"]

@@ -1,6 +1,4 @@
-"""Results as tables: units, intervals, dots of the roofline, stacked systems, progress."""
-
-import io
+"""Results as tables: units, intervals, dots of the roofline, stacked systems."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,6 @@ import pytest
 
 import moejax as mj
 from moejax import hardware, serving
-from moejax.cli._progress import Progress
 from moejax.models import Attention, MoEModel, Precision, Router
 from moejax.routing import RoutingTrace
 from moejax.serving import LIMITS, mean_and_interval, mean_by
@@ -237,59 +234,3 @@ class TestExpertRows:
         with pytest.raises(ValueError, match="has .MoE layers, experts, top_k. = .3, 10, 3."):
             other = SMALL.replace(top_k=2)
             rows(other, SYSTEM, mj.Workload(1, 64, routing=trace), "sieve", key=KEY)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-class TestProgress:
-    def test_a_terminal_sees_one_line(self):
-        stream = Terminal()
-        progress = Progress("sweep", stream)
-        progress(0, 3)
-        progress(1, 3)  # too soon after the first to be drawn
-        progress(3, 3)
-        first, last = stream.getvalue().removeprefix("\r").split("\r")
-        assert first.startswith(f"sweep [{'.' * 30}] 0/3, 0 s")
-        assert last.startswith(f"sweep [{'#' * 30}] 3/3, 0 s")
-        # Padded, so that a shorter line hides the longer one before it.
-        assert last.endswith(" \n") and len(first) == len(last) - 1 == 78
-        progress.close()
-        assert stream.getvalue().count("\n") == 1
-
-    def test_time_left(self, monkeypatch):
-        now = iter([100.0, 110.0])
-        monkeypatch.setattr("time.monotonic", lambda: next(now))
-        stream = Terminal()
-        Progress("sweep", stream)(1, 4)
-        assert f"[{'#' * 8}{'.' * 22}] 1/4, 10 s, 30 s left" in stream.getvalue()
-
-    def test_a_line_that_stops_early_is_ended(self):
-        stream = Terminal()
-        progress = Progress("sweep", stream)
-        progress.close()
-        assert stream.getvalue() == ""
-        progress(1, 3)
-        progress.close()
-        progress.close()
-        assert stream.getvalue().count("\n") == 1
-
-    def test_more_than_all_and_nothing_at_all(self):
-        stream = Terminal()
-        Progress("sweep", stream)(5, 3)
-        Progress("sweep", stream)(0, 0)
-        assert f"[{'#' * 30}] 5/3" in stream.getvalue()
-
-    def test_a_file_sees_nothing(self):
-        stream = io.StringIO()
-        progress = Progress("sweep", stream)
-        for done in range(4):
-            progress(done, 3)
-        progress.close()
-        assert stream.getvalue() == ""
-
-    def test_standard_error_by_default(self, capsys):
-        Progress("sweep")(3, 3)
-        assert capsys.readouterr() == ("", "")

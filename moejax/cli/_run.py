@@ -1,112 +1,132 @@
-"""`moejax run`: a sweep file from start to tables and pictures.
-
-A sweep file defines `rows(*, trace=None, progress=None)`, which yields lists of tidy rows (dicts of
-column to value), and may define `summary(rows) -> str` and `figures(rows, *, trace=None)`, which
-gives figures by name.
-"""
+"""`moejax run`: a sweep file from start to rows, a summary and pictures."""
 
 import argparse
+import contextlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from moejax.cli._format import use_cache
-from moejax.cli._progress import Progress
-from moejax.cli._store import check_row, save_rows
+import numpy as np
 
-
-Row = dict[str, Any]
+from moejax import sweep
+from moejax.cli._format import use_cache, whole
 
 
 def add_parser(commands) -> None:
     parser = commands.add_parser(
         "run",
-        help="run a sweep file: rows to a table file, a summary, pictures",
-        description="Runs a sweep file and writes OUT/rows.parquet (rows.npz without pyarrow) and "
-        "its pictures (with matplotlib). If it stops early, OUT/partial_rows.* has what there is.",
+        help="run a sweep file: rows that last, a summary, pictures",
+        description="Runs a sweep file and writes its rows to OUT/parts. Whatever stops it, the "
+        "same command goes on where it was. The last process of several draws the pictures.",
+        epilog="VALUES: 1,2,4 or names; low:high:count[:log]; low:high where it is sampled.",
     )
     parser.add_argument("file", help="for example sweeps/quickstart.py")
-    parser.add_argument("--trace", metavar="FILE", help="draw the routing from this trace instead")
     parser.add_argument("--out", metavar="DIR", help="default: results/NAME")
+    parser.add_argument("--trace", metavar="FILE", help="draw the routing from this trace instead")
+    add = lambda flag, metavar, text: parser.add_argument(
+        flag, metavar=metavar, action="append", default=[], help=text
+    )
+    add("--set", "AXIS=VALUES", "other values for an axis (or seeds, width), several times")
+    add("--option", "NAME=VALUE", "an option of the sweep file, several times")
+    parser.add_argument("--chunk", type=whole(1), metavar="N", help="tiles in a part")
+    parser.add_argument("--shard", metavar="I/N", help="only the I-th of N parts of the work")
+    parser.add_argument("--devices", type=whole(1), metavar="N", help="default: all of this host")
+    parser.add_argument("--memory", type=_gigabytes, metavar="GB", help="of a device, for a chunk")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="keep rows that are there (default)")
+    again.add_argument("--fresh", action="store_true", help="remove rows that are there first")
+    parser.add_argument("--json-log", metavar="FILE", help="progress as JSON lines; - is stderr")
     parser.add_argument("--no-figures", action="store_true", help="rows and summary only")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Runs the sweep; whatever happens, rows that are there are written."""
+    """Runs the sweep, or what is missing of it; then summary and pictures, if it is complete."""
     use_cache()
-    sweep = _load(Path(options.file))
+    given = _pairs("--option", options.option)
+    given |= {"trace": options.trace} if options.trace is not None else {}
+    # Before anything asks for a device.
+    sweep.join_cluster()
+    made, module = sweep.load_file(options.file, **given)
+    changes = _pairs("--set", options.set)
+    made = made.set({name: sweep.parse_values(text) for name, text in changes.items()})
     out = Path(options.out or Path("results") / Path(options.file).stem)
-    # Before an hour of computing, not after it.
-    out.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    complete = False
-    try:
-        _collect(sweep, options, rows)
-        complete = True
-    finally:
-        if rows:
-            early = "" if complete else " (stopped early)"
-            path = save_rows(rows, out, complete=complete)
-            print(f"wrote {path}: {len(rows)} rows{early}")
-    if not rows:
-        raise ValueError(f"{options.file}: rows() gave no rows")
-    if hasattr(sweep, "summary"):
-        print(sweep.summary(rows))
-    if hasattr(sweep, "figures") and not options.no_figures:
-        _draw(sweep.figures, rows, options.trace, out)
+    with _watched(options.json_log) as progress:
+        result = sweep.run(
+            made,
+            out,
+            resume=not options.fresh,
+            chunk=options.chunk,
+            devices=options.devices,
+            shard=options.shard,
+            memory=options.memory,
+            progress=progress,
+            file=options.file,
+        )
+    _say(result, out)
+    if not result.complete:
+        return
+    if hasattr(module, "summary"):
+        print(module.summary(result.columns))
+    if hasattr(module, "figures") and not options.no_figures:
+        _draw(module.figures, result.columns, given, out)
 
 
-def _load(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ValueError(f"no sweep file {path}")
-    spec = importlib.util.spec_from_file_location(f"moejax_sweep_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is not a Python file")
-    sweep = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = sweep
-    try:
-        spec.loader.exec_module(sweep)
-    except SyntaxError as error:
-        raise ValueError(f"{path}, line {error.lineno}: {error.msg}") from None
-    except ImportError as error:
-        raise ValueError(f"{path}: {error}") from None
-    rows = getattr(sweep, "rows", None)
-    if not callable(rows) or not _takes(rows, "trace", "progress"):
-        raise ValueError(f"{path} defines no rows(*, trace=None, progress=None)")
-    return sweep
+def _say(result: sweep.Result, out: Path) -> None:
+    rows, total = result.num_rows, result.manifest["rows"]
+    print(
+        f"{out}: {rows} rows" + ("" if result.complete else f" of {total}; others are not done yet")
+    )
+    words, counts = np.unique(result.columns.get("status", ()), return_counts=True)
+    for word, count in zip(words.tolist(), counts.tolist()):
+        if word != "ok":
+            print(f"{count} rows are not okay: {word}")
 
 
-def _takes(function: Callable, *names: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    anything = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
-    return anything or set(names) <= set(parameters)
-
-
-def _collect(sweep: ModuleType, options: argparse.Namespace, rows: list[Row]) -> None:
-    """Adds to `rows`, so that what is there stays when this stops early."""
-    progress = Progress(Path(options.file).stem)
-    try:
-        for chunk in sweep.rows(trace=options.trace, progress=progress):
-            if isinstance(chunk, dict):
-                raise ValueError(f"{options.file}: rows() gave a dict; allowed are lists of dicts")
-            for row in chunk:
-                check_row(row, rows[0] if rows else row, f"{options.file}: row {len(rows)}")
-                rows.append(row)
-    finally:
-        progress.close()
-
-
-def _draw(figures: Callable, rows: list[Row], trace: str | None, out: Path) -> None:
+def _draw(figures: Callable, table: dict[str, Any], options: dict[str, Any], out: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print("no pictures: matplotlib is not installed (pip install 'moejax[plots]')")
         return
     from moejax import plot
 
-    options = {"trace": trace} if _takes(figures, "trace") else {}
-    for name, figure in figures(rows, **options).items():
+    taken = inspect.signature(figures).parameters
+    given = {name: value for name, value in options.items() if name in taken}
+    for name, figure in figures(table, **given).items():
         print(f"wrote {plot.save(figure, out / f'{name}.png')}")
+
+
+@contextlib.contextmanager
+def _watched(log: str | None):
+    """A bar on a terminal, or a log."""
+    if log is None:
+        yield None
+    elif log == "-":
+        yield sweep.JsonLog(sys.stderr)
+    else:
+        with open(log, "a") as file:
+            yield sweep.JsonLog(file)
+
+
+def _pairs(flag: str, words: list[str]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{flag} {word}: allowed is NAME=VALUE")
+        if name in found:
+            raise ValueError(f"{flag} {name} is given twice")
+        found[name] = value
+    return found
+
+
+def _gigabytes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: allowed is a positive number")
+    return 1e9 * value

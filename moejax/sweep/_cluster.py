@@ -1,0 +1,48 @@
+"""Several processes: `jax.distributed` where a launcher started them."""
+
+import os
+from typing import Any
+
+import jax
+
+
+# Variables that say how many processes a launcher started, with their numbers.
+LAUNCHERS = (
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+)
+
+
+def join_cluster() -> bool:
+    """Joins the other processes of a launcher (Slurm's `srun`, Open MPI, MPICH, or the variables
+    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`), before JAX has started.
+
+    **Returns:** whether there are others. Does nothing where a process is alone.
+
+    **Raises:** `ValueError` where the variables do not make sense, or the others do not answer.
+    """
+    if jax.distributed.is_initialized():
+        return jax.process_count() > 1
+    for size, rank in LAUNCHERS:
+        if size in os.environ and rank in os.environ:
+            return _join(os.environ[size], os.environ[rank], size)
+    return False
+
+
+def _join(size: str, rank: str, name: str) -> bool:
+    if not (size.isdecimal() and rank.isdecimal() and int(rank) < int(size)):
+        raise ValueError(
+            f"{name} = {size!r}, process {rank!r}: allowed are numbers, process < {name}"
+        )
+    if int(size) < 2:
+        return False
+    options: dict[str, Any] = {}
+    if name == "JAX_NUM_PROCESSES":
+        options = dict(num_processes=int(size), process_id=int(rank))
+    try:
+        jax.distributed.initialize(**options)
+    except RuntimeError as error:
+        raise ValueError(f"the other {int(size) - 1} processes do not answer: {error}") from None
+    return True
