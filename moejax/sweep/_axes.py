@@ -1,6 +1,6 @@
 """Axes: a name, the values that a sweep takes it through, and how `fn` gets them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,11 @@ class Axis:
         if not len(given):
             raise ValueError(f"axis {name!r} has no values")
         seen = given if self.named is None else list(self.named.values())
-        self.seen: Sequence[Any] = seen if resolve is None else [resolve(value) for value in seen]
+        self.seen: Any = seen if resolve is None else [resolve(value) for value in seen]
         self.labels = given if isinstance(given, np.ndarray) else _labels(name, given)
         self.is_number = resolve is None and self.named is None and is_number(given[0])
         if self.is_number:
-            self.seen = self.labels  # pyright: ignore[reportAttributeAccessIssue]
+            self.seen = self.labels
             self._check_fits()
         elif not (static or inner) and any(isinstance(value, str) for value in self.seen):
             raise ValueError(
