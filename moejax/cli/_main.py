@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from moejax.cli import _doctor, _eval, _list, _run, _trace
+from moejax.cli import _capture, _doctor, _eval, _fidelity, _import, _list, _run, _trace
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     version = importlib.metadata.version("moejax")
     parser.add_argument("--version", action="version", version=f"moejax {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (_eval, _run, _list, _trace, _doctor):
+    for command in (_eval, _run, _list, _trace, _capture, _fidelity, _import, _doctor):
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
