@@ -96,6 +96,8 @@ class Axis:
             values = {value: self.named[value] for value in values}
         if self.is_number and not all(map(is_number, values)):
             raise ValueError(f"axis {self.name!r}: {values!r:.60}: allowed are numbers")
+        if self.is_number and self.labels.dtype.kind == "f":
+            values = np.asarray(values, np.float64)
         options: dict[str, Any] = dict(static=self.static, inner=self.inner, resolve=self.resolve)
         return Axis(self.name, values, **options)
 

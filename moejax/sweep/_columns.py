@@ -110,7 +110,7 @@ class Maker:
                 f"column {name!r} has shape {shape} for one call: allowed is one number"
                 + (f", or {self._grid} (each or 1) for the inner axes" if self._grid else "")
             )
-        column = column.reshape(*column.shape[:lead], *shape)
+        column = column.reshape((*column.shape[:lead], *shape))
         return np.broadcast_to(column, (*column.shape[:lead], *self._grid))
 
 

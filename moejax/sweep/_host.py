@@ -146,10 +146,11 @@ class HostFunction:
 class Prepared:
     """What `prepare` adds to the config: one function after the other, later ones see earlier ones.
 
-    `made`: by name of a result, the function that makes it.
+    `steps`: the functions. `made`: by name of a result, the one that makes it.
     """
 
     def __init__(self, functions: tuple[Callable[..., Any], ...], calls: Calls):
+        self.steps: list[HostFunction] = []
         self.made: dict[str, HostFunction] = {}
         for fn in functions:
             step = HostFunction("prepare", fn, calls, self.made)
@@ -160,13 +161,15 @@ class Prepared:
                 if name in calls.known or name in self.made:
                     raise ValueError(f"prepare gave {name!r}, which is there already")
             self.made |= dict.fromkeys(found, step)
+            self.steps.append(step)
 
-    def at(self, call: int) -> dict[str, Any]:
-        """All results for one call.
+    def make(self, call: int) -> None:
+        """Makes sure that everything is there for one call.
 
         **Raises:** the `ValueError` of a function that refused.
         """
-        return {name: step(call)[name] for name, step in self.made.items()}
+        for step in self.steps:
+            step(call)
 
 
 def check_parameters(role: str, fn: Callable[..., Any], known: list[str]) -> list[str]:

@@ -52,6 +52,18 @@ class Config(dict):
         return super().values()
 
 
+def _config_of(names: tuple[str, ...], values: Any) -> Config:
+    config = Config(zip(names, values))
+    config.read = set()
+    return config
+
+
+# So that it may be an argument of a jitted function.
+jax.tree_util.register_pytree_node(
+    Config, lambda config: (tuple(config.values()), tuple(config)), _config_of
+)
+
+
 class Rows(NamedTuple):
     """What changes from call to call, of the calls of a launch.
 
@@ -317,11 +329,11 @@ class Programs:
         """
         calls, own = self._plan.calls_of(tiles)
         refused: dict[int, str] = {}
-        if not self._plan.prepared.made:
+        if not self._plan.prepared.steps:
             return calls, own, refused
         for call in np.unique(calls):
             try:
-                self._plan.prepared.at(int(call))
+                self._plan.prepared.make(int(call))
             except ValueError as error:
                 refused[int(call)] = one_line(error)
         if refused:

@@ -1,6 +1,7 @@
 """Watching a sweep: a bar on standard error where somebody watches, and a log of JSON lines."""
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -71,8 +72,10 @@ class Bar:
         facts += [_time(watch.eta_s)] if watch.rows_per_s and not last else []
         facts += [f"{watch.compiles} compiled", f"{watch.devices} dev"]
         facts += [f"{watch.failed} failed"] if watch.failed else []
-        line = f"\r{self._label} [{bar}] {', '.join(facts)}"
-        self._stream.write(f"{line:<100}")
+        width = shutil.get_terminal_size((100, 24)).columns - 1
+        line = f"{self._label} [{bar}] {', '.join(facts)}"[:width]
+        # Padded, so that a shorter line hides the longer one before it.
+        self._stream.write(f"\r{line:<{width}}")
         self._stream.flush()
         if last:
             self.close()
