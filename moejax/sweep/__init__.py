@@ -14,6 +14,7 @@ from moejax.sweep._design import product as product
 from moejax.sweep._design import zipped as zipped
 from moejax.sweep._file import load_file as load_file
 from moejax.sweep._file import parse_values as parse_values
+from moejax.sweep._pareto import pareto_mask as pareto_mask
 from moejax.sweep._progress import Bar as Bar
 from moejax.sweep._progress import JsonLog as JsonLog
 from moejax.sweep._progress import Watch as Watch
@@ -38,6 +39,7 @@ __all__ = [
     "load",
     "load_file",
     "logspace",
+    "pareto_mask",
     "parse_values",
     "product",
     "run",
