@@ -54,9 +54,11 @@ FAMILIES = {
 
 
 def needs_torch():
-    """Skips the test, with a reason, where torch or transformers is not installed."""
-    pytest.importorskip("torch", reason="torch is not installed (moejax[capture])")
+    """Skips the module, with a reason, where torch or transformers is not installed."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (moejax[capture])")
     pytest.importorskip("transformers", reason="transformers is not installed (moejax[capture])")
+    # Two processes of tests and JAX's own threads share the cores already.
+    torch.set_num_threads(1)
 
 
 @functools.cache

@@ -71,9 +71,8 @@ def choose(
         ids = result.expert_ids
         kept = jnp.any(own[:, :, None] == ids[:, None, :], -1) & valid[:, None]
         own = jnp.where(valid[:, None], own, NOT_ROUTED)
-        # A column without a real token takes no steps of the gate either.
-        gate_time = jnp.where(valid.any(), costs.gate_time(len(valid), gate.chunk), 0)
-        time = costs.layer_time(ids, one.share) + gate_time
+        steps = -(-valid.sum() // gate.chunk)  # rows that fill up a compiled size take none
+        time = costs.layer_time(ids, one.share) + costs.gate_step_time * steps
         own_time = costs.layer_time(own, one.share)
         return Choices(ids, kept.sum(), kept[:, 0].sum(), time, own_time, result.status)
 

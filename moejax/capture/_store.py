@@ -1,6 +1,8 @@
 """Where recorded tokens are kept: in memory, or in files of a folder."""
 
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +31,10 @@ class FileStore:
 
     def __init__(self, parent: str | Path):
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="moejax-capture-", dir=parent)
+            self._folder = Path(tempfile.mkdtemp(prefix="moejax-capture-", dir=parent))
         except OSError as error:
             raise ValueError(f"spill = {str(parent)!r}: no folder to write to ({error})") from None
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._like: dict[str, np.ndarray] = {}
         self._rows = 0
 
@@ -39,7 +42,7 @@ class FileStore:
         """As `MemoryStore.append`."""
         for name, array in columns.items():
             self._like.setdefault(name, array[:0])
-            with open(Path(self._folder.name) / name, "ab") as file:
+            with open(self._folder / name, "ab") as file:
                 file.write(np.ascontiguousarray(array).data)
         self._rows += len(next(iter(columns.values())))
 
@@ -47,7 +50,7 @@ class FileStore:
         """As `MemoryStore.columns`, mapped from the files and read when indexed."""
         return {
             name: np.memmap(
-                Path(self._folder.name) / name, like.dtype, "r", shape=(self._rows, *like.shape[1:])
+                self._folder / name, like.dtype, "r", shape=(self._rows, *like.shape[1:])
             )
             for name, like in self._like.items()
         }
