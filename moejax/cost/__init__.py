@@ -4,9 +4,11 @@
 operator of a decoder layer; `_gpu_efficiency.py` says what kernels reach of it; `_comm.py` times
 the traffic between GPUs; `_pim_table.py` is the table of expert times on PIM that a scheduler
 learns at run time. How long a matrix-vector product takes inside a memory stack is a property of
-the stack: see `moejax.hardware`.
+the stack: see `moejax.hardware` for the closed form, and `dram` here for the truth, command by
+command.
 """
 
+from moejax.cost import dram as dram
 from moejax.cost._comm import all_gather_time as all_gather_time
 from moejax.cost._comm import all_reduce_time as all_reduce_time
 from moejax.cost._comm import dispatch_traffic as dispatch_traffic
@@ -49,6 +51,7 @@ __all__ = [
     "attention_work",
     "cache_bytes",
     "dispatch_traffic",
+    "dram",
     "expected_remote_gpus",
     "expert_comm_time",
     "expert_work",
