@@ -326,7 +326,7 @@ class TestWatching:
         monkeypatch.setenv("COLUMNS", "40")
         stream = Terminal()
         Bar("sweep", stream)(watch(4))
-        assert stream.getvalue() == f"\rsweep [{'#' * 20}] 4/4 rows, 2\n"
+        assert stream.getvalue() == f"\rsweep [{'#' * 20}] 4/4 rows, \n"
 
     def test_a_terminal_sees_one_line(self):
         stream = Terminal()

@@ -1,5 +1,6 @@
 """Several processes: `jax.distributed` where a launcher started them."""
 
+import inspect
 import os
 from typing import Any
 
@@ -13,6 +14,10 @@ LAUNCHERS = (
     ("PMI_SIZE", "PMI_RANK"),
     ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
+
+
+PATIENCE = 7 * 24 * 3600
+"""Seconds that a process waits at its end for the slowest one."""
 
 
 def join_cluster() -> bool:
@@ -39,8 +44,11 @@ def _join(size: str, rank: str, name: str) -> bool:
     if int(size) < 2:
         return False
     options: dict[str, Any] = {}
+    if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
+        # Whoever is done first waits for the others: when the first process goes, all have to.
+        options = dict(shutdown_timeout_seconds=PATIENCE)
     if name == "JAX_NUM_PROCESSES":
-        options = dict(num_processes=int(size), process_id=int(rank))
+        options |= dict(num_processes=int(size), process_id=int(rank))
     try:
         jax.distributed.initialize(**options)
     except RuntimeError as error:
