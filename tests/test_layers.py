@@ -28,7 +28,9 @@ LAYERS = {
     "zoo": {"routing"},
     "report": {"sweep", "plot"},
     "testing": {"hardware", "partition", "noc", "serving"},
-    "serving": {"models", "hardware", "routing", "cost", "partition", "noc", "placement"},
+    "serving": {
+        *("models", "hardware", "routing", "cost", "partition", "noc", "placement", "schedule"),
+    },
     "capture": {"models", "routing", "metrics", "gating", "placement", "serving"},
 }
 # The foundation itself is in order, and the lowest two import nothing.

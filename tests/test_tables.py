@@ -39,6 +39,7 @@ class TestColumns:
         "channel_utilization": ("channel_utilization", 1),
         "memory_gb": ("memory_bytes", 1e9),
         "pim_energy_j": ("pim_energy", 1),
+        "pim_energy_j_per_token": ("pim_energy_per_token", 1),
     }
 
     def report(self, shape):

@@ -13,7 +13,7 @@ import numpy as np
 from moejax import hardware, models, routing
 from moejax._checks import lookup
 from moejax._status import Status
-from moejax.cli import _eval_near_memory
+from moejax.cli import _eval_execution, _eval_near_memory
 from moejax.cli._format import finite, table, use_cache, whole
 from moejax.hardware import NMPSystem, System, load_pim_table, set_fields
 from moejax.models import MoEModel
@@ -23,6 +23,7 @@ from moejax.serving import (
     columns,
     compare,
     mean_and_interval,
+    memory_detail,
     routing_source,
 )
 
@@ -38,6 +39,8 @@ examples:
       --policy sieve,pimoe_channel --set pim.macs_per_unit=32 --set pim.contention=1
   moejax eval --model mixtral-8x7b --system nmp-4x8-5t-50g --batch 32 --placement node_link \
       --fit coding.npz --eval math.npz
+  moejax eval --model qwen3-30b-a3b --system 1xb200-hbm-pim --batch 64 --context 512 \\
+      --overlap coarse --prefill 8 --gpu-efficiency measured
   moejax eval --model config.json --system 8xh200-hbm-pim --batch 64 --context 1024 \\
       --precision native --set model.precision.kv_bits=8
 
@@ -70,6 +73,7 @@ def add_parser(commands) -> None:
         "--seeds", type=whole(1), default=16, help="draws of the routing (default 16)"
     )
     parser.add_argument("--seed", type=whole(0), default=0, help="first of them (default 0)")
+    _eval_execution.add_options(parser)
     _eval_near_memory.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -90,14 +94,16 @@ def run(options: argparse.Namespace) -> None:
     asked = names if BASELINE in names else [BASELINE, *names]
     # Unsigned, so that the last seeds of all do not wrap around to negative ones.
     seeds = np.arange(options.seed, options.seed + options.seeds).astype(np.uint32)
-    results = _over_seeds(model, system, workload, tuple(asked), seeds)
+    how = _eval_execution.chosen(options)
+    results = _over_seeds(model, system, workload, tuple(asked), seeds, how)
     print(_table(names, results))
     print(_footer(model, system, workload, results[names[0]], options))
 
 
 def _check_options(options: argparse.Namespace, near_memory: bool) -> None:
     """Options that the other kind of system takes, and those that this one needs."""
-    others = ("policy", "pim_table") if near_memory else ("placement", "fit", "judge", "accounting")
+    of_gpus = ("policy", "pim_table", *_eval_execution.OPTIONS)
+    others = of_gpus if near_memory else ("placement", "fit", "judge", "accounting")
     for name in others:
         if getattr(options, name) is not None:
             kind = "GPU" if near_memory else "near-memory"
@@ -175,10 +181,11 @@ def _workload(options: argparse.Namespace, model: MoEModel) -> Workload:
     trace = None if options.trace is None else _trace(options, model)
     return Workload(
         options.batch,
-        options.context,
+        _eval_execution.contexts(options),
         routing=trace,
         correlation=options.correlation,
         reuse=options.reuse,
+        **_eval_execution.prompts(options),
     )
 
 
@@ -206,21 +213,30 @@ def _policies(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-@functools.partial(jax.jit, static_argnames="policies")
-def _reports(model, system, workload, policies: tuple[str, ...], seeds):
-    one = lambda seed: compare(model, system, workload, policies, key=jax.random.key(seed))
+@functools.partial(jax.jit, static_argnames=("policies", "execution", "must_fit"))
+def _reports(model, system, workload, policies: tuple[str, ...], seeds, efficiency, **static):
+    one = lambda seed: compare(
+        model,
+        system,
+        workload,
+        policies,
+        key=jax.random.key(seed),
+        efficiency=efficiency,
+        **static,
+    )
     return jax.vmap(one)(seeds)
 
 
-def _over_seeds(model, system, workload, policies: tuple[str, ...], seeds) -> dict:
+def _over_seeds(model, system, workload, policies: tuple[str, ...], seeds, how) -> dict:
     """Columns by policy, each [seeds]."""
-    reports = _reports(model, system, workload, policies, seeds)
+    reports = _reports(model, system, workload, policies, seeds, **how)
     found = {name: columns(report) for name, report in reports.items()}
     for name, result in found.items():
         bad = result["status"] != Status.OK.name.lower()
         if np.any(bad):
             status = Status[str(result["status"][bad][0]).upper()]
-            raise ValueError(f"{name}: {status.message}")
+            detail = memory_detail(model, system, workload, status)
+            raise ValueError(f"{name}: {status.message}{'; ' + detail if detail else ''}")
     return found
 
 
@@ -251,18 +267,16 @@ def _table(names: list[str], results: dict) -> str:
 
 
 def _footer(model, system, workload, result, options: argparse.Namespace) -> str:
-    gpu = system.gpu
-    needed, capacity = float(np.max(result["memory_gb"])), float(gpu.hbm_bytes) / 1e9
+    needed, capacity = float(np.max(result["memory_gb"])), float(system.gpu.hbm_bytes) / 1e9
     fits = "fits" if np.all(result["memory_fits"]) else "DOES NOT FIT"
     lines = [
         f"{model.name} ({model.precision.name}) on {system.name}, batch {workload.batch}, "
-        f"context {workload.context:g}, "
+        f"context {options.context:g}{_eval_execution.about_requests(options)}, "
         + ("one draw" if options.seeds == 1 else f"mean of {options.seeds} draws"),
         f"routing: {routing_source(model, workload)}",
-        f"GPU efficiency: {float(gpu.bandwidth_efficiency):g} of bandwidth, "
-        f"{float(gpu.compute_efficiency):g} of compute (set, not measured)",
+        _eval_execution.about_efficiency(options, system.gpu),
         f"memory: {needed:.1f} GB of {capacity:.1f} GB a GPU, {fits}",
-        "gpu, pim and comm overlap within a layer; each is the sum over layers of the slowest GPU",
+        _eval_execution.about_overlap(options),
     ]
     if options.changes:
         lines.insert(1, "set: " + ", ".join(options.changes))

@@ -56,8 +56,9 @@ def run(
     )
     seeds = np.arange(options.seed, options.seed + options.seeds).astype(np.uint32)
     asked = names if BASELINE in names else [BASELINE, *names]
+    about = accounting, not options.oversize
     results = {
-        name: _columns(name, _reports(model, system, workload, place_one(name), seeds, accounting))
+        name: _columns(name, _reports(model, system, workload, place_one(name), seeds, *about))
         for name in asked
     }
     print(_table(names, results))
@@ -90,12 +91,18 @@ def _trace(path: str, model: MoEModel) -> routing.RoutingTrace:
     return routing.load(path, num_experts=model.num_experts)
 
 
-@functools.partial(jax.jit, static_argnames="accounting")
+@functools.partial(jax.jit, static_argnames=("accounting", "must_fit"))
 def _reports(
-    model, system, workload, placement: Placement, seeds, accounting: str
+    model, system, workload, placement: Placement, seeds, accounting: str, must_fit: bool
 ) -> NearMemoryReport:
     one = lambda seed: evaluate_placement(
-        model, system, workload, placement, key=jax.random.key(seed), accounting=accounting
+        model,
+        system,
+        workload,
+        placement,
+        key=jax.random.key(seed),
+        accounting=accounting,
+        must_fit=must_fit,
     )
     # One draw after the other: messages of many batches at once would take much memory.
     return jax.lax.map(one, seeds)
@@ -104,7 +111,12 @@ def _reports(
 def _columns(name: str, report: NearMemoryReport) -> dict[str, np.ndarray]:
     bad = np.asarray(report.status)
     if np.any(bad):
-        raise ValueError(f"{name}: {Status(int(bad[bad != 0][0])).message}")
+        status = Status(int(bad[bad != 0][0]))
+        needed = ""
+        if status == Status.OUT_OF_MEMORY:
+            fullest = float(np.max(np.asarray(report.memory_bytes))) / GB
+            needed = f"; the fullest node needs {fullest:.4g} GB (--oversize times it all the same)"
+        raise ValueError(f"{name}: {status.message}{needed}")
     return {field: np.asarray(value) for field, value in vars(report).items()}
 
 

@@ -5,7 +5,8 @@ A reading guide, in the order of a layer: `_predict.py` guesses which experts to
 before, `_dispatch.py` spreads their tokens. `_pipeline.py` runs all layers of a batch with the
 rates and sizes of `_costs.py`, over the simulated network; `_exposed.py` puts broadcasts on it.
 
-Execution graphs: `_graph.py` holds tasks, resources and edges, `_makespan.py` says when they run.
+Execution graphs: `_graph.py` holds tasks, resources and edges, `_makespan.py` says when they run,
+`_layer_tasks.py` has the graphs of a decoder layer.
 """
 
 from moejax.schedule._broadcast import NO_COUNT as NO_COUNT
@@ -21,6 +22,12 @@ from moejax.schedule._dispatch import dispatch as dispatch
 from moejax.schedule._graph import Task as Task
 from moejax.schedule._graph import TaskGraph as TaskGraph
 from moejax.schedule._graph import repeated as repeated
+from moejax.schedule._layer_tasks import GPU_RESOURCES as GPU_RESOURCES
+from moejax.schedule._layer_tasks import JOINT as JOINT
+from moejax.schedule._layer_tasks import attention_tasks as attention_tasks
+from moejax.schedule._layer_tasks import expert_tasks as expert_tasks
+from moejax.schedule._layer_tasks import layer_graph as layer_graph
+from moejax.schedule._layer_tasks import near_memory_graph as near_memory_graph
 from moejax.schedule._makespan import Timeline as Timeline
 from moejax.schedule._makespan import makespan as makespan
 from moejax.schedule._pipeline import LayerTimes as LayerTimes
@@ -36,6 +43,8 @@ from moejax.schedule._priority import priority as priority
 
 
 __all__ = [
+    "GPU_RESOURCES",
+    "JOINT",
     "NO_COUNT",
     "STAYS",
     "Broadcast",
@@ -48,12 +57,16 @@ __all__ = [
     "TaskGraph",
     "Timeline",
     "Transitions",
+    "attention_tasks",
     "broadcast_budget",
     "broadcast_chunk",
     "broadcast_time",
     "dispatch",
+    "expert_tasks",
     "fit_transitions",
+    "layer_graph",
     "makespan",
+    "near_memory_graph",
     "prebroadcast_count",
     "predict_next_gate",
     "predict_transitions",

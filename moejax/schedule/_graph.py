@@ -51,21 +51,22 @@ class Task:
 class TaskGraph(eqx.Module):
     """A directed acyclic graph of tasks, in topological order. Build it with `TaskGraph.of`.
 
-    Names are static, everything else is arrays: variants of a graph with the same tasks stack into
-    one program, and padding gives graphs of different sizes the same shape.
+    Names are static, everything else is arrays (of NumPy, so that a graph can be looked at under
+    tracing): variants of a graph with the same tasks stack into one program, and padding gives
+    graphs of different sizes the same shape.
 
     Fields: `after`, `streams` and `hidden_by`, bool [tasks, tasks], row i names what task i waits
     for; `uses`, bool [tasks, resources]; `phase` and `priority`, int32 [tasks]; `valid`, bool
     [tasks]; `names`, `resources`, `phases` static.
     """
 
-    after: Bool[Array, "tasks tasks"]
-    streams: Bool[Array, "tasks tasks"]
-    hidden_by: Bool[Array, "tasks tasks"]
-    uses: Bool[Array, "tasks resources"]
-    phase: Int[Array, " tasks"]
-    priority: Int[Array, " tasks"]
-    valid: Bool[Array, " tasks"]
+    after: Bool[Array | np.ndarray, "tasks tasks"]
+    streams: Bool[Array | np.ndarray, "tasks tasks"]
+    hidden_by: Bool[Array | np.ndarray, "tasks tasks"]
+    uses: Bool[Array | np.ndarray, "tasks resources"]
+    phase: Int[Array | np.ndarray, " tasks"]
+    priority: Int[Array | np.ndarray, " tasks"]
+    valid: Bool[Array | np.ndarray, " tasks"]
     names: tuple[str, ...] = eqx.field(static=True)
     resources: tuple[str, ...] = eqx.field(static=True)
     phases: tuple[str, ...] = eqx.field(static=True)
@@ -104,11 +105,11 @@ class TaskGraph(eqx.Module):
             phase[i] = phases.index(task.phase or task.name)
             priority[i] = task.priority
         return cls(
-            **{field: jnp.asarray(matrix) for field, matrix in relations.items()},
-            uses=jnp.asarray(uses),
-            phase=jnp.asarray(phase),
-            priority=jnp.asarray(priority),
-            valid=jnp.arange(total) < len(given),
+            **relations,
+            uses=uses,
+            phase=phase,
+            priority=priority,
+            valid=np.arange(total) < len(given),
             names=(*ordered, *[PADDING] * (total - len(given))),
             resources=tuple(resources),
             phases=tuple(phases),

@@ -154,7 +154,7 @@ def _coarse(dag: TaskGraph, seconds: Float[Array, " tasks"]) -> Timeline:
     zeros = jnp.zeros_like(seconds)
     nothing = jnp.full(seconds.shape, NOTHING, jnp.int32)
     waiting = jnp.sum(needs, axis=1, dtype=jnp.int32)
-    first = _State(zeros, zeros, zeros, nothing, nothing, waiting, ~dag.valid)
+    first = _State(zeros, zeros, zeros, nothing, nothing, waiting, jnp.logical_not(dag.valid))
     # Padding is placed from the start. Steps that are left over place the first task once more,
     # where it is.
     state = lax.scan(place, first, None, length=seconds.shape[0])[0]

@@ -11,12 +11,20 @@ simulated network, `_near_memory.py` and `_accounting.py` say what everything el
 
 from moejax.serving._accounting import ACCOUNTING as ACCOUNTING
 from moejax.serving._accounting import node_costs as node_costs
+from moejax.serving._contexts import CONTEXTS as CONTEXTS
+from moejax.serving._contexts import context_lengths as context_lengths
 from moejax.serving._evaluate import compare as compare
 from moejax.serving._evaluate import evaluate as evaluate
+from moejax.serving._execution import MODES as MODES
+from moejax.serving._execution import OVERLAPS as OVERLAPS
+from moejax.serving._execution import Execution as Execution
+from moejax.serving._execution import Mode as Mode
+from moejax.serving._execution import mode as mode
 from moejax.serving._intervals import mean_and_interval as mean_and_interval
 from moejax.serving._intervals import mean_by as mean_by
 from moejax.serving._layer_costs import LayerCosts as LayerCosts
 from moejax.serving._layer_costs import expert_time_table as expert_time_table
+from moejax.serving._memory import memory_detail as memory_detail
 from moejax.serving._near_memory import NearMemoryTime as NearMemoryTime
 from moejax.serving._near_memory import counted_work as counted_work
 from moejax.serving._near_memory import near_memory_time as near_memory_time
@@ -43,10 +51,15 @@ from moejax.serving._workload import routing_source as routing_source
 
 __all__ = [
     "ACCOUNTING",
+    "CONTEXTS",
     "LIMITS",
+    "MODES",
+    "OVERLAPS",
     "POLICIES",
     "Elasticity",
+    "Execution",
     "LayerCosts",
+    "Mode",
     "NearMemoryReport",
     "NearMemoryTime",
     "Policy",
@@ -55,6 +68,7 @@ __all__ = [
     "Workload",
     "columns",
     "compare",
+    "context_lengths",
     "counted_work",
     "evaluate",
     "evaluate_placement",
@@ -62,6 +76,8 @@ __all__ = [
     "expert_time_table",
     "mean_and_interval",
     "mean_by",
+    "memory_detail",
+    "mode",
     "near_memory_time",
     "network_of",
     "node_costs",

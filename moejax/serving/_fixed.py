@@ -1,5 +1,6 @@
 """What a layer costs each GPU whatever the partition: attention, router, shared experts."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax._typing import Array, Float, FloatLike, IntScalar
+from moejax._typing import Array, Float, FloatLike, FloatScalar, Int, IntScalar
 from moejax.cost import (
     Work,
     attended,
@@ -21,6 +22,7 @@ from moejax.cost import (
 )
 from moejax.hardware import System
 from moejax.models import Attention, MoEModel
+from moejax.serving._prefill import prefill_attention_work
 from moejax.serving._workload import Workload
 
 
@@ -28,35 +30,62 @@ T = TypeVar("T")
 
 
 class Requests(eqx.Module):
-    """The requests that each GPU holds: how many, and the context of each slot.
+    """What each GPU holds: requests that decode, and tokens of prompts.
 
-    Fields: `count` [gpus]; `held` [gpus, slots], 1 where the GPU holds the request of a slot;
-    `contexts` [slots].
+    Fields: `count` [gpus], tokens; `sampled` [gpus], requests that get a token; `held`
+    [gpus, requests], 1 where the GPU holds the request of a slot; `contexts` [requests]; `prompts`
+    [gpus], prompts (each GPU has its share of every one); `prompt_length`, tokens of each;
+    `num_slots`, the most tokens an expert can have, static.
     """
 
     count: Float[Array, " gpus"]
-    held: Float[Array, "gpus slots"]
-    contexts: Float[Array, " slots"]
+    sampled: Float[Array, " gpus"]
+    held: Float[Array, "gpus requests"]
+    contexts: Float[Array, " requests"]
+    prompts: Float[Array, " gpus"]
+    prompt_length: FloatScalar
+    num_slots: int = eqx.field(static=True)
 
     def total(self, values: FloatLike) -> Float[Array, " gpus"]:
-        """Sum of a number per request, [slots], over the requests of each GPU."""
+        """Sum of a number per request, [requests], over the requests of each GPU."""
         return jnp.sum(self.held * values, axis=1)
 
     def pooled(self, group_size: IntScalar) -> "Requests":
         """What each GPU does of the attention of all requests of its tensor-parallel group:
         `group_size` consecutive GPUs split every request evenly."""
         gpus = jnp.arange(self.count.shape[0])
-        together = gpus[:, None] // group_size == gpus // group_size
-        held = jnp.sum(jnp.where(together[:, :, None], self.held, 0.0), axis=1) / group_size
-        return Requests(jnp.sum(held, axis=1), held, self.contexts)
+        together = (gpus[:, None] // group_size == gpus // group_size).astype(self.held.dtype)
+        # An elementwise product: the matrix unit of a GPU would round whole numbers.
+        pool = lambda x: jnp.sum(together.reshape(*together.shape, *[1] * (x.ndim - 1)) * x, 1)
+        fields = dict(count=self.count, sampled=self.sampled, held=self.held, prompts=self.prompts)
+        shared = {name: pool(value) / group_size for name, value in fields.items()}
+        return dataclasses.replace(self, **shared)
 
 
-def requests_by_gpu(workload: Workload, num_gpus: int) -> Requests:
-    """Deals the requests of a batch out in turn: data-parallel attention."""
-    origin = gpu_of_token(workload.max_batch, num_gpus)
-    mine = (origin == jnp.arange(num_gpus)[:, None]) & workload.valid
-    held = mine.astype(workload.contexts.dtype)
-    return Requests(jnp.sum(held, axis=1), held, workload.contexts)
+def token_half(workload: Workload, num_gpus: int) -> Int[Array, " slots"]:
+    """Which half batch a token belongs to, 0 or 1, so that every GPU has some of both."""
+    return jnp.arange(workload.num_slots) // num_gpus % 2
+
+
+def requests_by_gpu(workload: Workload, num_gpus: int, half: int | None = None) -> Requests:
+    """Deals the tokens of a batch, or of half of it, out in turn: data-parallel attention."""
+    valid = workload.valid
+    if half is not None:
+        valid &= token_half(workload, num_gpus) == half
+    origin = gpu_of_token(workload.num_slots, num_gpus)
+    mine = ((origin == jnp.arange(num_gpus)[:, None]) & valid).astype(workload.contexts.dtype)
+    held = mine[:, : workload.max_batch]
+    prompt_tokens = jnp.sum(mine[:, workload.max_batch :], axis=1)
+    prompts = prompt_tokens / max(workload.prefill_length, 1)
+    return Requests(
+        count=jnp.sum(held, axis=1) + prompt_tokens,
+        sampled=jnp.sum(held, axis=1) + prompts,
+        held=held,
+        contexts=workload.contexts,
+        prompts=prompts,
+        prompt_length=jnp.asarray(float(workload.prefill_length), held.dtype),
+        num_slots=workload.num_slots,
+    )
 
 
 class Fixed(eqx.Module):
@@ -66,30 +95,45 @@ class Fixed(eqx.Module):
     pim_time: Float[Array, " gpus"]
 
 
-def attention_cost(
-    attention: Attention, model: MoEModel, system: System, requests: Requests
-) -> Fixed:
-    """Projections on the GPU, and decode attention where it belongs (Sieve, T_PIM and T_offchip).
+def projections(attention: Attention, model: MoEModel, system: System, requests: Requests) -> Work:
+    """The weight matrices of an attention block, [gpus]. `attention_tp` GPUs split both the weights
+    and the tokens."""
+    shared_by = system.attention_tp.astype(requests.count.dtype)
+    tokens = requests.pooled(system.attention_tp).count
+    weights_only = projection_work(attention, model.hidden, 0.0, model.precision).bytes
+    work = projection_work(attention, model.hidden, tokens, model.precision)
+    return Work(work.flops, work.bytes - weights_only * (1 - 1 / shared_by))
 
-    Grouped-query attention runs on PIM, over the keys and values that lie there, at
+
+def attention_core(
+    attention: Attention, model: MoEModel, system: System, requests: Requests, on_gpu: bool = False
+) -> Fixed:
+    """Attention itself, where it belongs (Sieve, T_PIM and T_offchip).
+
+    Grouped-query decode attention runs on PIM, over the keys and values that lie there, at
     `attention_overhead` times its roofline. Latent (MLA) and linear attention reuse what they read
-    too often for PIM and run on the GPU. `attention_tp` GPUs split both the weights and the
-    requests.
+    too often for PIM and run on the GPU, as prompts do, and all with `on_gpu`.
     """
-    precision, shared_by = model.precision, system.attention_tp.astype(requests.count.dtype)
-    requests = requests.pooled(system.attention_tp)
-    weights_only = projection_work(attention, model.hidden, 0.0, precision).bytes
-    work = projection_work(attention, model.hidden, requests.count, precision)
-    work = Work(work.flops, work.bytes - weights_only * (1 - 1 / shared_by))
+    precision, requests = model.precision, requests.pooled(system.attention_tp)
     seen = requests.total(attended(attention, requests.contexts))
-    if attention.kind == "gqa":
+    prompt = prefill_attention_work(attention, model, requests.prompt_length)
+    work = Work(requests.prompts * prompt.flops, requests.prompts * prompt.bytes)
+    if attention.kind == "gqa" and not on_gpu:
         flops = attention_counts(attention)[0] * seen
         # One column access feeds 16 bits / kv_bits as many multiply-adds.
         rate = system.pim.flops_per_s * 16 / precision.kv_bits
         return Fixed(work, system.pim.attention_overhead * flops / rate)
-    per_length = attention_work(attention, jnp.ones(()), precision)
-    work += Work(per_length.flops * seen, per_length.bytes * seen)
+    each = attention_work(attention, jnp.ones(()), precision)
+    work += Work(each.flops * seen, each.bytes * seen)
     return Fixed(work, jnp.zeros_like(requests.count))
+
+
+def attention_cost(
+    attention: Attention, model: MoEModel, system: System, requests: Requests, on_gpu: bool = False
+) -> Fixed:
+    """Projections and attention itself, each [gpus]."""
+    core = attention_core(attention, model, system, requests, on_gpu)
+    return Fixed(projections(attention, model, system, requests) + core.work, core.pim_time)
 
 
 def shared_expert_cost(model: MoEModel, system: System, requests: Requests, on_pim: bool) -> Fixed:
@@ -110,24 +154,37 @@ def shared_expert_cost(model: MoEModel, system: System, requests: Requests, on_p
 
 
 def moe_layer_fixed(
-    attention: Attention, model: MoEModel, system: System, requests: Requests, shared_on_pim: bool
+    attention: Attention,
+    model: MoEModel,
+    system: System,
+    requests: Requests,
+    shared_on_pim: bool,
+    attention_on_gpu: bool = False,
 ) -> Fixed:
     """Attention, router and shared experts of one MoE layer, each [gpus]."""
-    block = attention_cost(attention, model, system, requests)
+    block = attention_cost(attention, model, system, requests, attention_on_gpu)
     shared = shared_expert_cost(model, system, requests, shared_on_pim)
     router = router_work(model.hidden, model.num_experts, requests.count, model.precision)
     return Fixed(block.work + router + shared.work, block.pim_time + shared.pim_time)
 
 
 def dense_layer_fixed(
-    attention: Attention, model: MoEModel, system: System, requests: Requests
+    attention: Attention,
+    model: MoEModel,
+    system: System,
+    requests: Requests,
+    attention_on_gpu: bool = False,
 ) -> Fixed:
     """A layer with a dense FFN on the GPU (the first ones of DeepSeek models)."""
-    block = attention_cost(attention, model, system, requests)
+    block = attention_cost(attention, model, system, requests, attention_on_gpu)
+    return Fixed(block.work + dense_work(model, requests), block.pim_time)
+
+
+def dense_work(model: MoEModel, requests: Requests) -> Work:
+    """The dense FFN of such a layer, [gpus]."""
     precision = model.precision
     stored = eqx.tree_at(lambda p: p.expert_weight_bits, precision, precision.weight_bits)
-    ffn = expert_work(model.hidden, model.dense_intermediate, requests.count, stored)
-    return Fixed(block.work + ffn, block.pim_time)
+    return expert_work(model.hidden, model.dense_intermediate, requests.count, stored)
 
 
 def by_kind(layers: tuple[Attention, ...], cost: Callable[[Attention], T]) -> T:

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from moejax._status import Status, flag, merge
 from moejax._typing import IntScalar
+from moejax.cost import GPUEfficiency
 from moejax.hardware import System, numeric_fields
 from moejax.models import MoEModel
 
@@ -13,7 +14,9 @@ RATES = ("flops_per_s", "flops_per_s_8bit", "bandwidth", "hbm_bandwidth", "effic
 UNKNOWN_ALLOWED = "energies"  # NaN in the table of a PIM that does not know its energy
 
 
-def input_status(model: MoEModel, system: System) -> IntScalar:
+def input_status(
+    model: MoEModel, system: System, efficiency: GPUEfficiency | None = None
+) -> IntScalar:
     """Whether the rates, times, counts and widths of an evaluation can be meant. The same limits
     as those of the modules' constructors, which raise where they see a number."""
     gpu, pim, precision = system.gpu, system.pim, model.precision
@@ -31,4 +34,8 @@ def input_status(model: MoEModel, system: System) -> IntScalar:
         else:
             least = 0 if jnp.issubdtype(number.dtype, jnp.floating) else 1
             fine_costs &= jnp.all((number >= least) & jnp.isfinite(number))
+    if efficiency is not None:
+        shares = jnp.stack([efficiency.bandwidth, efficiency.compute])
+        fine_rates &= jnp.all((shares > 0) & (shares <= 1))
+        fine_costs &= (efficiency.launch_time >= 0) & (efficiency.sharpness >= 1)
     return merge(flag(~fine_costs, Status.BAD_COST), flag(~fine_rates, Status.BAD_RATE))

@@ -15,7 +15,7 @@ from moejax.serving._fixed import Fixed, Requests, by_kind, moe_layer_fixed
 class LayerCosts(eqx.Module):
     """All that `PartitionCosts` needs besides the routing of a layer.
 
-    Fields: `fixed` [layers, gpus]; `expert_time` and `channel_time` [max_batch + 1] in s, the
+    Fields: `fixed` [layers, gpus]; `expert_time` and `channel_time` [slots + 1] in s, the
     latter on one group of channels; `all_reduce_time` in s.
     """
 
@@ -35,11 +35,13 @@ class LayerCosts(eqx.Module):
         *,
         num_groups: int | None,
         shared_on_pim: bool,
+        attention_on_gpu: bool = False,
     ) -> "LayerCosts":
         """Costs of the MoE layers of `model`, for a policy that deals experts out over
         `num_groups` channel groups (`None`: over none)."""
-        kind = lambda layer: moe_layer_fixed(layer, model, system, requests, shared_on_pim)
-        max_tokens = requests.contexts.shape[0]
+        where = shared_on_pim, attention_on_gpu
+        kind = lambda layer: moe_layer_fixed(layer, model, system, requests, *where)
+        max_tokens = requests.num_slots
         channel_time = None
         if num_groups is not None:
             part = system.pim if num_groups == 1 else system.pim.fraction(num_groups)

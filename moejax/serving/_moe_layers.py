@@ -9,12 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax._typing import Array, Bool, BoolScalar, Float, FloatScalar, Int, IntScalar
-from moejax.cost import all_gather_time, dispatch_traffic, gpu_of_expert
+from moejax.cost import (
+    GPUEfficiency,
+    all_gather_time,
+    dispatch_traffic,
+    gpu_of_expert,
+    gpu_of_token,
+)
 from moejax.hardware import System
 from moejax.models import MoEModel
 from moejax.partition import PartitionCosts, Times, channel_load, load_of, status_of, times
 from moejax.routing import tokens_per_expert
-from moejax.serving._fixed import Requests
+from moejax.serving._fixed import Requests, token_half
 from moejax.serving._layer_costs import LayerCosts, expert_energy_table
 from moejax.serving._policies import Policy
 from moejax.serving._workload import Workload
@@ -56,9 +62,11 @@ class _Share(eqx.Module):
 
 class Routed(eqx.Module):
     """What the routing of an iteration comes down to, [layers, ...]: tokens per expert on each
-    GPU, and the token vectors that each GPU sends to each other."""
+    GPU, those of them that the GPU has itself, and the token vectors that each GPU sends to each
+    other."""
 
-    local_counts: Int[Array, "layers gpus slots"]
+    local_counts: Int[Array, "layers gpus experts"]
+    own_counts: Int[Array, "layers gpus experts"]
     traffic: Float[Array, "layers gpus gpus"]
 
 
@@ -66,17 +74,25 @@ def summarize(
     model: MoEModel,
     system: System,
     workload: Workload,
-    expert_ids: Int[Array, "layers requests top_k"],
+    expert_ids: Int[Array, "layers slots top_k"],
+    half: int | None = None,
 ) -> Routed:
-    """Counts and traffic of every layer; the same for all policies."""
-    slots = expert_slots(model.num_experts, system.num_gpus)
+    """Counts and traffic of every layer, of all tokens or half of them; the same for all
+    policies."""
+    slots, num_gpus = expert_slots(model.num_experts, system.num_gpus), system.num_gpus
+    valid = workload.valid
+    if half is not None:
+        valid &= token_half(workload, num_gpus) == half
+    origin = gpu_of_token(workload.num_slots, num_gpus)
 
     def one_layer(ids) -> Routed:
-        counts = tokens_per_expert(ids, model.num_experts, workload.valid)
-        traffic = dispatch_traffic(
-            ids, workload.valid, model.num_experts, system.num_gpus, dedup=system.link.dedup
-        )
-        return Routed(jnp.append(counts, 0)[slots], traffic)
+        counts = tokens_per_expert(ids, model.num_experts, valid)
+        traffic = dispatch_traffic(ids, valid, model.num_experts, num_gpus, dedup=system.link.dedup)
+        at_home = [
+            jnp.append(tokens_per_expert(ids, model.num_experts, valid & (origin == gpu)), 0)[mine]
+            for gpu, mine in enumerate(slots)
+        ]
+        return Routed(jnp.append(counts, 0)[slots], jnp.stack(at_home), traffic)
 
     return jax.vmap(one_layer)(expert_ids)
 
@@ -84,7 +100,7 @@ def summarize(
 class Decision(eqx.Module):
     """What a policy chose, [layers, gpus, ...], and what its decision costs."""
 
-    on_gpu: Bool[Array, "layers gpus slots"]
+    on_gpu: Bool[Array, "layers gpus experts"]
     status: Int[Array, "layers gpus"]
     scheduled: BoolScalar
 
@@ -105,15 +121,18 @@ def score_layers(
     true: LayerCosts,
     requests: Requests,
     num_groups: int | None,
+    efficiency: GPUEfficiency | None = None,
 ) -> Layer:
     """Every MoE layer under a decision, [layers]."""
     model, system = true.model, true.system
     energy = expert_energy_table(model, system.pim, true.max_tokens)
-    gathered = jnp.max(requests.count) * model.top_k * ROUTING_MAP_BYTES
-    gather_time = all_gather_time(gathered, system.num_gpus, system.link)
+    gather_time = routing_map_time(model, system, requests)
 
     def one_gpu(on_gpu, counts, fixed, traffic) -> _Share:
-        return _share(on_gpu, counts, true.at(fixed, traffic), num_groups, energy)
+        costs = true.at(fixed, traffic)
+        if efficiency is not None and efficiency.spill:
+            costs = spilled(model, costs)
+        return _share(on_gpu, counts, costs, num_groups, energy, efficiency)
 
     def one_layer(share: _Share, status, traffic, attention_time) -> Layer:
         exposed = jnp.maximum(system.scheduler_time - true.dispatch_time(traffic), 0)
@@ -133,6 +152,34 @@ def score_layers(
         one_gpu, decision.on_gpu, routed.local_counts, true.fixed, _shown(routed)
     )
     return jax.vmap(one_layer)(shares, decision.status, routed.traffic, true.fixed.pim_time)
+
+
+def routing_map_time(model: MoEModel, system: System, requests: Requests) -> FloatScalar:
+    """The all-gather of expert ids before a decision, s; 0 on one GPU."""
+    gathered = jnp.max(requests.count) * model.top_k * ROUTING_MAP_BYTES
+    return all_gather_time(gathered, system.num_gpus, system.link)
+
+
+def spilled(model: MoEModel, costs: PartitionCosts) -> PartitionCosts:
+    """The same with the activations inside experts going through memory."""
+    inner = 3.0 * model.moe_intermediate * model.precision.activation_bits / 8
+    return eqx.tree_at(lambda c: c.token_bytes, costs, costs.token_bytes + inner)
+
+
+def joined(component: Times, costs: PartitionCosts, efficiency: GPUEfficiency) -> Times:
+    """The times of a GPU whose kernels reach only so much of its roofline. What they lose to
+    launches, or because memory and arithmetic do not overlap, counts as memory time."""
+    offchip, compute = (
+        component.offchip / efficiency.bandwidth,
+        component.compute / efficiency.compute,
+    )
+    gpu = efficiency.join(offchip, compute)
+    offchip = jnp.where(offchip >= compute, gpu, offchip)
+    compute = jnp.where(offchip >= gpu, compute, gpu)
+    memory = jnp.maximum(offchip, component.pim)
+    memory += costs.contention * jnp.minimum(offchip, component.pim)
+    total = jnp.maximum(jnp.maximum(component.comm, compute), memory)
+    return Times(offchip, compute, component.pim, component.comm, total)
 
 
 def _shown(routed: Routed) -> Float[Array, "layers gpus gpus gpus"]:
@@ -158,11 +205,14 @@ def _share(
     actual: PartitionCosts,
     num_groups: int | None,
     energy: Float[Array, " counts"],
+    efficiency: GPUEfficiency | None,
 ) -> _Share:
     active = counts > 0
     on_pim = active & ~on_gpu
     inside = jnp.clip(counts, 0, actual.max_tokens)
     component = times(load_of(on_gpu, inside, actual, num_groups), actual)
+    if efficiency is not None:
+        component = joined(component, actual, efficiency)
     # Broadcast, because communication is the same on every GPU and does not depend on the share.
     component = jax.tree.map(lambda time: time + jnp.zeros_like(component.total), component)
     use = jnp.ones_like(component.total)
@@ -174,7 +224,8 @@ def _share(
         experts_on_gpu=jnp.sum(active & on_gpu),
         experts_on_pim=jnp.sum(on_pim),
         channel_utilization=use,
-        pim_energy=jnp.sum(jnp.where(on_pim, energy[inside], 0)),
+        # Of a PIM that does not know its energy, no experts do not use none.
+        pim_energy=jnp.sum(jnp.where(on_pim, energy[inside], 0 * energy[1])),
         status=status_of(counts, actual),
     )
 

@@ -11,6 +11,7 @@ from moejax import placement as placements
 from moejax._checks import lookup
 from moejax._status import Status, flag, is_traced, merge, raise_if_bad
 from moejax._typing import Array, BoolScalar, FloatScalar, Int, IntScalar, PRNGKeyArray
+from moejax._units import GB
 from moejax.hardware import NMPSystem
 from moejax.models import MoEModel
 from moejax.noc import (
@@ -26,6 +27,7 @@ from moejax.noc import (
 )
 from moejax.placement import NodeCosts, Placement, memory_use
 from moejax.serving._accounting import ACCOUNTING, BYTE, Accounting
+from moejax.serving._memory import cached_bytes
 from moejax.serving._near_memory import near_memory_time
 from moejax.serving._workload import Workload, check_routing, route, routing_status
 
@@ -43,8 +45,8 @@ class NearMemoryReport(eqx.Module):
     - `comp_time`: routed experts on the busiest node; `comm_time`: dispatch and gather.
     - `attention_time`: all other arithmetic; `memory_time`: reading weights and caches.
     - `load_imbalance`: busiest node over the mean, mean over layers.
-    - `memory_bytes`: expert weights of the fullest node, with its even part of everything else;
-        `memory_fits`: whether a node's DRAM holds them.
+    - `memory_bytes`: expert weights of the fullest node, with its even part of everything else and
+        of all caches; `memory_fits`: whether a node's DRAM holds them.
     - `status`: int32, see `moejax.Status`.
     """
 
@@ -59,6 +61,15 @@ class NearMemoryReport(eqx.Module):
     memory_bytes: FloatScalar
     memory_fits: BoolScalar
     status: IntScalar
+
+    @property
+    def breakdown(self) -> dict[str, FloatScalar]:
+        """What `tbt` is the sum of, s by kind."""
+        return {
+            "compute": self.comp_time + self.attention_time,
+            "communication": self.comm_time,
+            "memory": self.memory_time,
+        }
 
 
 def network_of(system: NMPSystem) -> Topology:
@@ -80,6 +91,7 @@ def evaluate_placement(
     key: PRNGKeyArray,
     accounting: str = "counted",
     switching: Switching = "store_and_forward",
+    must_fit: bool = True,
 ) -> NearMemoryReport:
     """Times of one decode iteration, the communication simulated on the system's network.
 
@@ -94,12 +106,19 @@ def evaluate_placement(
     - `key`: draws the routing, as in `moejax.evaluate`, and the aggregators of tokens.
     - `accounting`: static; `"counted"`, or `"published"` for the papers' own units (`ACCOUNTING`).
     - `switching`: static, of `noc.simulate`.
+    - `must_fit`: weights and caches have to fit into the nodes' memory. Static; `False` times them
+        all the same.
 
     **Returns:** `NearMemoryReport`, differentiable in the rates of the system.
 
-    **Raises:** `ValueError` for a placement of other sizes, the trace of another model, impossible
-    numbers; a `status` for the latter under tracing.
+    **Raises:** `ValueError` for a placement of other sizes, the trace of another model, prompts in
+    the batch, impossible numbers, and contexts that memory does not hold; a `status` for the latter
+    two under tracing.
     """
+    if workload.prefill:
+        raise ValueError(
+            f"Workload.prefill = {workload.prefill}: allowed is 0 on near-memory systems"
+        )
     lookup("accounting", accounting, ACCOUNTING)
     lookup("switching", switching, SWITCHING)
     found = placement.share.shape
@@ -110,14 +129,33 @@ def evaluate_placement(
             f"{model.name} on {system.name} has {wanted}"
         )
     check_routing(model, workload)
-    report = _evaluate(model, system, workload, placement, key, accounting, switching)
+    static = _Static(accounting, switching, must_fit)
+    report = _evaluate(model, system, workload, placement, key, static)
     if not is_traced(report):
-        raise_if_bad(f"{model.name} on {system.name}", report.status)
+        raise_if_bad(f"{model.name} on {system.name}", report.status, _detail(report, system))
     return report
 
 
-@functools.partial(jax.jit, static_argnames=("accounting", "switching"))
-def _evaluate(model, system, workload, placement, key, accounting, switching) -> NearMemoryReport:
+class _Static(NamedTuple):
+    """What is fixed before compilation."""
+
+    accounting: str
+    switching: Switching
+    must_fit: bool
+
+
+def _detail(report: NearMemoryReport, system: NMPSystem) -> str:
+    if int(report.status) != Status.OUT_OF_MEMORY:
+        return ""
+    return (
+        f"the fullest node needs {float(report.memory_bytes) / GB:.4g} GB, allowed is "
+        f"{float(system.dram_bytes) / GB:.4g} GB (must_fit=False times it all the same)"
+    )
+
+
+@functools.partial(jax.jit, static_argnames="static")
+def _evaluate(model, system, workload, placement, key, static: _Static) -> NearMemoryReport:
+    accounting, switching, must_fit = static
     units = ACCOUNTING[accounting](model, workload)
     routed = route(model, workload, key=key)
     expert_ids = jnp.where(workload.valid[:, None], routed, -1)
@@ -140,7 +178,12 @@ def _evaluate(model, system, workload, placement, key, accounting, switching) ->
     comp, comm = jnp.sum(layers.comp), jnp.sum(comm)
     tbt = comp + comm + rest.attention + rest.memory
     fixed = model.num_fixed_parameters / BYTE * model.precision.weight_bits / system.num_nodes
-    stored = jnp.max(memory_use(placement.share, model.expert_bytes).node_bytes) + fixed
+    cache = cached_bytes(model, workload) / system.num_nodes
+    stored = jnp.max(memory_use(placement.share, model.expert_bytes).node_bytes) + fixed + cache
+    fits = stored <= system.dram_bytes
+    if must_fit:
+        full = flag(~fits, Status.OUT_OF_MEMORY)
+        status = jnp.where(status == Status.OK, full, status)
     report = NearMemoryReport(
         tbt=tbt,
         interactivity=1 / tbt,
@@ -151,12 +194,13 @@ def _evaluate(model, system, workload, placement, key, accounting, switching) ->
         memory_time=rest.memory,
         load_imbalance=jnp.mean(layers.imbalance),
         memory_bytes=stored,
-        memory_fits=stored <= system.dram_bytes,
+        memory_fits=fits,
         status=status,
     )
     okay = status == Status.OK
     poison = lambda x: jnp.where(okay, x, jnp.nan) if eqx.is_inexact_array(x) else x
-    return jax.tree.map(poison, report)
+    kept = report.memory_bytes  # says how much it is that does not fit
+    return eqx.tree_at(lambda r: r.memory_bytes, jax.tree.map(poison, report), kept)
 
 
 class _Layers(NamedTuple):

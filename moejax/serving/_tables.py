@@ -41,6 +41,7 @@ _COLUMNS: dict[str, Callable[[Report], Array]] = {
     "memory_gb": lambda r: r.memory_bytes / GB,
     "memory_fits": lambda r: r.memory_fits,
     "pim_energy_j": lambda r: r.pim_energy,
+    "pim_energy_j_per_token": lambda r: r.pim_energy_per_token,
 }
 
 
@@ -91,7 +92,7 @@ def _partition(
     costs = LayerCosts.of(
         model, system, requests, num_groups=num_groups, shared_on_pim=shared_on_pim
     )
-    decision = decide(policy, routed, costs, workload.max_batch * model.top_k)
+    decision = decide(policy, routed, costs, workload.num_slots * model.top_k)
     status = merge(
         input_status(model, system),
         workload.status,
@@ -121,7 +122,7 @@ def expert_rows(
     gpu_time = np.maximum(flops / float(rate), moved / float(system.gpu.effective_bandwidth))
     groups = policy_of(policy).num_groups or 1
     pim = system.pim if groups == 1 else system.pim.fraction(groups)
-    pim_time = np.asarray(expert_time_table(model, pim, workload.max_batch))[tokens]
+    pim_time = np.asarray(expert_time_table(model, pim, workload.num_slots))[tokens]
     return {
         "arithmetic_intensity": flops / moved,
         "flops_per_s": flops / np.where(runs_on_gpu, gpu_time, pim_time),

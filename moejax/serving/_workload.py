@@ -23,10 +23,11 @@ from moejax.routing import (
 
 
 class Workload(eqx.Module):
-    """One decode iteration: every request of the batch gets one more token.
+    """One iteration: every decode request of the batch gets one more token, and the prompts that
+    join it (colocated prefill) are processed whole.
 
     Build with `Workload(batch, context, *, max_batch=None, routing=None, correlation=0.0,
-    reuse=False)`.
+    reuse=False, prefill=0, prefill_length=1024)`.
     """
 
     batch: IntScalar
@@ -35,6 +36,8 @@ class Workload(eqx.Module):
     routing: RoutingTrace | AbstractPopularity | None
     correlation: FloatScalar | None
     reuse: bool = eqx.field(static=True)
+    prefill: int = eqx.field(static=True)
+    prefill_length: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -45,11 +48,14 @@ class Workload(eqx.Module):
         routing: RoutingTrace | AbstractPopularity | None = None,
         correlation: Any = 0.0,
         reuse: bool = False,
+        prefill: int = 0,
+        prefill_length: int = 1024,
     ):
         """**Arguments:**
 
         - `batch`: requests in the whole system. Traced: many batch sizes share a compilation.
-        - `context`: tokens already in the cache, a scalar or [max_batch], one per request.
+        - `context`: tokens already in the cache, a scalar or [max_batch], one per request;
+            `context_lengths` draws them from a distribution.
         - `max_batch`: static bound on `batch` that arrays are padded to; `batch` itself by
             default, which then has to be a number. Results do not depend on it, but a trace has
             to have that many sequences.
@@ -59,9 +65,13 @@ class Workload(eqx.Module):
         - `correlation`: in [0, 1), how alike the tokens of a synthetic batch choose. The field is
             `None` for a plain 0, which saves the random numbers it would take.
         - `reuse`: whether a trace may give several tokens of one sequence to a batch.
+        - `prefill`: requests of the batch that are prompts of `prefill_length` tokens each (Sieve,
+            arXiv 2605.11277, colocated batches); the other `batch - prefill` decode. Static. Their
+            tokens are drawn like others, and dealt out over the GPUs one by one.
 
         **Raises:** `ValueError` for a batch outside 1 .. max_batch, a negative context, a
-        context of another shape, or a correlation out of range.
+        context of another shape, a correlation out of range, more prompts than requests, or
+        prompts with the routing of a trace, which holds decode tokens.
         """
         if max_batch is None:
             if is_traced(batch) or np.ndim(batch):
@@ -92,7 +102,24 @@ class Workload(eqx.Module):
         self.routing = routing
         self.correlation = None if _is_plain_zero(correlation) else as_float(correlation)
         self.reuse = reuse
+        self.prefill, self.prefill_length = prefill, prefill_length
+        self._check_prefill()
         self._check()
+
+    def _check_prefill(self) -> None:
+        for name, least in (("prefill", 0), ("prefill_length", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"Workload.{name} = {value!r}: allowed is an int from {least}")
+        least_batch = self.max_batch if is_traced(self.batch) else int(self.batch)
+        if self.prefill > least_batch:
+            raise ValueError(
+                f"Workload.prefill = {self.prefill}: allowed is up to the batch, {least_batch}"
+            )
+        if self.prefill and isinstance(self.routing, RoutingTrace):
+            raise ValueError(
+                f"Workload.prefill = {self.prefill}: allowed with synthetic routing only"
+            )
 
     def _check(self) -> None:
         if not is_traced(self.context) and not np.all(np.asarray(self.context) >= 0):
@@ -103,25 +130,36 @@ class Workload(eqx.Module):
                 raise ValueError(f"Workload.correlation = {shared}: allowed is [0, 1)")
 
     @property
-    def valid(self) -> Bool[Array, " requests"]:
-        """Which of the `max_batch` slots hold a request."""
-        return jnp.arange(self.max_batch) < self.batch
+    def num_slots(self) -> int:
+        """Static room for tokens: `max_batch` requests that decode, then those of the prompts."""
+        return self.max_batch + self.prefill * self.prefill_length
+
+    @property
+    def decoding(self) -> IntScalar:
+        """Requests that decode."""
+        return self.batch - self.prefill
+
+    @property
+    def valid(self) -> Bool[Array, " slots"]:
+        """Which of the `num_slots` hold a token."""
+        slot = jnp.arange(self.num_slots)
+        return (slot < self.decoding) | (slot >= self.max_batch)
 
     @property
     def contexts(self) -> Float[Array, " requests"]:
-        """Context of every slot, [max_batch]; 0 in empty ones."""
+        """Context of every decode slot, [max_batch]; 0 in empty ones."""
         if self.context.shape not in ((), (self.max_batch,)):
             raise ValueError(
                 f"Workload.context has shape {self.context.shape}: allowed are () and "
                 f"({self.max_batch},) (use jax.vmap for batches of workloads)"
             )
-        return jnp.where(self.valid, self.context, 0.0)
+        return jnp.where(self.valid[: self.max_batch], self.context, 0.0)
 
     @property
     def status(self) -> IntScalar:
         """What `__init__` could not look at under tracing."""
         return merge(
-            flag(self.batch < 1, Status.EMPTY_BATCH),
+            flag((self.batch < 1) | (self.batch < self.prefill), Status.EMPTY_BATCH),
             flag(self.batch > self.max_batch, Status.BATCH_ABOVE_MAX),
             flag(~jnp.all(self.context >= 0), Status.BAD_COST),
         )
@@ -135,8 +173,8 @@ def _is_plain_zero(correlation: Any) -> bool:
 
 def route(
     model: MoEModel, workload: Workload, *, key: PRNGKeyArray
-) -> Int[Array, "layers requests top_k"]:
-    """Draws the expert choices of one iteration, for all `max_batch` slots.
+) -> Int[Array, "layers slots top_k"]:
+    """Draws the expert choices of one iteration, for all `num_slots` slots.
 
     The first b slots are the same whatever `max_batch` is, and do not depend on `batch`: a sweep
     over batch sizes adds requests, and two policies with one key see the same routing.
@@ -153,7 +191,7 @@ def route(
         model.num_experts,
         model.top_k,
         model.num_moe_layers,
-        workload.max_batch,
+        workload.num_slots,
         key=key,
         correlation=0.0 if workload.correlation is None else workload.correlation,
         num_groups=model.router.num_groups,
@@ -162,7 +200,7 @@ def route(
 
 
 def routing_status(
-    workload: Workload, expert_ids: Int[Array, "layers requests top_k"], num_experts: int
+    workload: Workload, expert_ids: Int[Array, "layers slots top_k"], num_experts: int
 ) -> IntScalar:
     """Whether every request of the batch was routed, and to experts that are there: a trace can
     run out of sequences, and a family whose numbers make no sense draws nothing."""
