@@ -10,7 +10,26 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from moejax.cli import _capture, _doctor, _eval, _fidelity, _import, _list, _run, _trace
+from moejax.cli import (
+    _best,
+    _capture,
+    _doctor,
+    _eval,
+    _fidelity,
+    _import,
+    _list,
+    _plot,
+    _report,
+    _run,
+    _trace,
+)
+
+
+# In the order of --help: what one starts with, what comes after a sweep, data, this machine.
+_COMMANDS = (
+    *(_eval, _run, _best, _plot, _report),
+    *(_list, _trace, _capture, _fidelity, _import, _doctor),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -29,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     version = importlib.metadata.version("moejax")
     parser.add_argument("--version", action="version", version=f"moejax {version}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (_eval, _run, _list, _trace, _capture, _fidelity, _import, _doctor):
+    for command in _COMMANDS:
         command.add_parser(commands)
     options = parser.parse_args(arguments)
     try:
