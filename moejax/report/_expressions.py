@@ -76,8 +76,6 @@ def evaluate(text: str, columns: Mapping[str, np.ndarray], rows: int) -> np.ndar
         raise ValueError(f"{text!r}: {error}") from None
     except (TypeError, RecursionError):
         raise ValueError(f"{text!r}: text and numbers do not mix this way") from None
-    if np.ndim(value) > 1:
-        raise ValueError(f"{text!r}: a list is allowed after `in` only")
     return np.broadcast_to(np.asarray(value), (rows,)).copy()
 
 
@@ -126,9 +124,11 @@ class _Reader:
         return handle(node)
 
     def settled(self, value: Any) -> Any:
-        """The value, or an error for a word that stayed one."""
+        """The value, or an error for a word that stayed one and for a list."""
         if isinstance(value, _Name):
             lookup("column", value, self._columns)
+        if isinstance(value, list):
+            raise ValueError("a list is allowed after `in` only")
         return value
 
     def _of(self, node: ast.AST) -> Any:
@@ -195,7 +195,10 @@ class _Reader:
         """One side of a comparison, checked against the other where that is text."""
         text = isinstance(other, np.ndarray) and other.dtype.kind == "U"
         if not text:
-            return self.settled(value)
+            value = self.settled(value)
+            if isinstance(value, str) and not isinstance(other, str):
+                raise ValueError(f"a number is compared with the text {value!r}")
+            return value
         if not isinstance(value, str):
             is_text = isinstance(value, np.ndarray) and value.dtype.kind == "U"
             if not is_text:
