@@ -4,10 +4,10 @@
 
 Parts, all by default: `published` (Mixtral on MT-Bench reasoning, 32 layers x the five settings of
 HD-MoE: total against the published placements and the exact optimum), `bound` (DeepSeek-V2-Lite,
-six layers: against lower bounds), `large` (256 experts, 64 nodes, synthetic calibrated trace: one
-layer against simple placements), `held-out` (placements fitted to one half of a trace and judged on
-drawn batches of the rest and of other traces), `pace` (total against time, search and solver).
-Traces are read from `--data` or `$MOEJAX_DATA`; `large` needs none.
+six layers: against lower bounds, and the shape of what was published), `large` (256 experts, 64
+nodes, synthetic calibrated trace: one layer, with Link Balance, against simple placements), `pace`
+(total against time, search and solver). Traces are read from `--data` or `$MOEJAX_DATA`; `large`
+needs none. `placement_held_out.py` is about traffic that a placement was not fitted to.
 """
 
 import argparse
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import moejax.placement as mp
 from benchmarks import _timing
-from moejax import routing
+from moejax import noc, routing
 
 
 MIXTRAL, DEEPSEEK, QWEN = (4096, 14336), (2048, 1408), (2048, 512)
@@ -118,6 +118,19 @@ def bound(data: Path) -> None:
         gaps = " ".join(f"{float(gap):6.2%}" for gap in found.gap[:, i])
         above = np.asarray(found.total)[:, i] / np.array(relaxed) - 1
         print(f"{name:9} {gaps} | " + " ".join(f"{gap:7.1%}" for gap in above))
+    shapes(data, found.share)
+
+
+def shapes(data: Path, ours) -> None:
+    """Nodes that hold a part of an expert: of ours, and of what was published for other traces."""
+    reference = np.load(data / "hd-moe-reference" / "placements.npz")
+    hosts = lambda share: (np.asarray(share) > mp.HOSTING_SHARE).sum(-1)
+    told = lambda share: f"{hosts(share).mean():.2f} (at most {hosts(share).max()})"
+    print("nodes per expert: ours | published for DeepSeek-V2-Lite | published for Qwen2-57B")
+    for i, (name, (flops_per_s, bandwidth)) in enumerate(HARDWARE.items()):
+        at = f"{flops_per_s / 1e12:.1f}T_{bandwidth / 1e9:.1f}G_4x8"
+        theirs = [told(reference[f"{model}_nodelink_{at}_P"]) for model in ("ds", "qwen")]
+        print(f"{name:9} {told(ours[:, i])} | {theirs[0]} | {theirs[1]}")
 
 
 def large() -> None:
@@ -125,13 +138,16 @@ def large() -> None:
     ids = routing.sample_expert_ids(popularity, 256, 8, 1, 4096, key=KEY)[0]
     statistics = mp.statistics(np.asarray(ids), 256)
     common = mp.statistics(np.asarray(ids), 256, max_groups=500)
-    print("\n256 experts, top-8, 64 nodes, 4096 synthetic tokens; totals over that of the search")
+    print("\n256 experts, top-8, 64 nodes, 4096 synthetic tokens: time with compilation; gather "
+          "with random places over that with ours; totals over that of the search")  # fmt: skip
     for name, setting in HARDWARE.items():
         costs = prices(QWEN, *setting)
         start = time.perf_counter()
         found = jax.block_until_ready(mp.node_balance(statistics, costs, 64, key=KEY))
         taken = time.perf_counter() - start
-        total = lambda share, costs=costs: float(mp.evaluate(share, statistics, costs).total)
+        linked = jax.block_until_ready(mapped(found.share, statistics, costs, setting[1]))
+        both = time.perf_counter() - start
+        total = lambda share, of=statistics, costs=costs: float(mp.evaluate(share, of, costs).total)
         order = jnp.argsort(-statistics.frequency)
         others = {
             "wrap-around": total(mp.wrap_around(order, statistics.frequency, 64)),
@@ -143,109 +159,22 @@ def large() -> None:
             ),
             "TP": total(mp.tensor_parallel(256, 64)),
             "bound": float(found.bound),
-            "LP, 500 groups": float(mp.lp_bound(common, costs, 64)),
+            "LP": float(mp.lp_bound(statistics, costs, 64)),
         }
         told = ", ".join(f"{key} {value / float(found.total):.3f}" for key, value in others.items())
-        print(f"{name:9} {taken:5.1f} s: {told}", flush=True)
+        relaxed = float(mp.lp_bound(common, costs, 64) / total(found.share, common))
+        gain = float(linked.start_makespan / linked.makespan)
+        print(f"{name:9} {taken:5.1f} s, with Link Balance {both:5.1f} s, {gain:.2f}: {told}; LP of "
+              f"the 500 commonest groups {relaxed:.3f}", flush=True)  # fmt: skip
 
 
-def held_out(data: Path) -> None:
-    folder = data / "mixtral-8x7b"
-    cases = [("Mixtral", MIXTRAL, 8, (0, 10, 20, 31), {
-        name: _fresh(folder / f"mtbench-{name}.npz") for name in ("reasoning", "coding", "math")
-    })]  # fmt: skip
-    folder = data / "deepseek-v2-lite"
-    cases += [("DeepSeek-V2-Lite", DEEPSEEK, 64, (0, 12, 25), {
-        name: _fresh(folder / f"esft-{name}.npz") for name in ("intent", "law", "summary")
-    })]  # fmt: skip
-    for model, size, num_experts, layers, traces in cases:
-        halves = [np.array_split(ids, 2, axis=1) for ids in traces.values()]
-        first, second, third = traces
-        for name, setting in HARDWARE.items():
-            found = [
-                _judged(
-                    [(a[layer], b[layer]) for a, b in halves], num_experts, prices(size, *setting)
-                )
-                for layer in layers
-            ]
-            print(f"\n{model}, {name}, batches of {BATCH}, 32 nodes: mean us, and against what was "
-                  f"fitted to the average of the same tokens")  # fmt: skip
-            head = [f"rest of {first}", f"rest of {second}", f"rest of {third}"]
-            print(" " * 34 + " ".join(f"{column:>24}" for column in head))
-            for label, against in ROWS.items():
-                totals = np.array([layer[label] for layer in found])
-                plain = np.array([layer[against] for layer in found])
-                cells = [_interval(totals[:, c], plain[:, c]) for c in range(3)]
-                label = label.replace("1", first).replace("2", second)
-                print(f"{label:34}" + " ".join(f"{cell:>24}" for cell in cells), flush=True)
-
-
-# What was fitted, and the row that it is compared with; 1 and 2 stand for halves of traces.
-ROWS = {
-    "1, average": "1, average",
-    "1, 48 drawn batches": "1, average",
-    "1, their 0.9 quantile": "1, average",
-    "1 + 2, average": "1 + 2, average",
-    "1 + 2, as two scenarios": "1 + 2, average",
-    "1 + 2, 48 drawn batches": "1 + 2, average",
-    "EP": "1, average",
-    "TP": "1, average",
-}
-
-
-def _fresh(path: Path) -> np.ndarray:
-    """Tokens that do not repeat an earlier prompt, in file order."""
-    with np.load(path) as trace:
-        ids = trace["experts"].astype(np.int32)
-        if "seq_fresh" not in trace:
-            return ids
-        ends = np.append(trace["seq_start"][1:], ids.shape[1])
-        kept = [np.arange(*ends) for ends in zip(trace["seq_fresh"], ends, strict=True)]
-    return ids[:, np.concatenate(kept)]
-
-
-def _judged(halves, num_experts: int, costs) -> dict[str, np.ndarray]:
-    """Totals [columns, draws] on the second halves of placements fitted to first halves."""
-    one, other = halves[0][0], halves[1][0]
-    count = lambda ids: mp.statistics(ids, num_experts)
-    draw = lambda ids, n: mp.drawn_statistics(ids, num_experts, BATCH, n, key=KEY)
-    drawn = draw(one, 48)
-    balance = lambda statistics, **more: (
-        mp.node_balance(statistics, costs, 32, key=KEY, **more).share
-    )
-    shares = [
-        balance(count(one)),
-        balance(drawn),
-        balance(drawn, quantile=0.9),
-        balance(count(np.concatenate([one, other]))),
-        balance([count(one), count(other)]),
-        balance([*draw(one, 24), *draw(other, 24)]),
-        mp.expert_parallel(num_experts, 32, key=KEY),
-        mp.tensor_parallel(num_experts, 32),
-    ]
-    judge = lambda share: np.stack(
-        [_drawn_totals(share, jnp.asarray(rest), costs) for _, rest in halves]
-    )
-    return {label: judge(share) for label, share in zip(ROWS, shares, strict=True)}
-
-
-@jax.jit
-def _drawn_totals(share, ids, costs):
-    """Totals of 200 random batches, the same ones for every placement."""
-
-    def one(key):
-        batch = ids[jax.random.choice(key, len(ids), (BATCH,), replace=False)]
-        return mp.evaluate_batch(share, batch, costs).total
-
-    return jax.lax.map(one, jax.random.split(jax.random.key(7), 200))
-
-
-def _interval(totals: np.ndarray, plain: np.ndarray) -> str:
-    """Mean over layers and draws, and its ratio to `plain` with 1.96 standard errors of the mean
-    over draws, batch by batch."""
-    ratio = (totals / plain).mean(0) - 1
-    error = 1.96 * ratio.std(ddof=1) / np.sqrt(len(ratio))
-    return f"{1e6 * totals.mean():7.1f} {100 * ratio.mean():+6.1f} +- {100 * error:.1f} %"
+def mapped(share, statistics, costs, bandwidth) -> mp.LinkBalance:
+    """Link Balance on an 8 x 8 mesh, from nodes at random endpoints."""
+    room = mp.message_room(share, statistics, BATCH)
+    start = jax.random.permutation(KEY, 64)
+    mesh = noc.mesh(8, 8, bandwidth=bandwidth)
+    options = dict(start=start, max_messages=room, message_bytes=QWEN[0])
+    return mp.link_balance(share, mesh, statistics, costs, key=KEY, **options)
 
 
 def pace(data: Path) -> None:
@@ -294,7 +223,6 @@ if __name__ == "__main__":
         "published": published,
         "bound": bound,
         "large": large,
-        "held-out": held_out,
         "pace": pace,
     }
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(parts))

@@ -10,41 +10,52 @@ moejax's own model "zoo", costed with the sizes of DeepSeek-V2-Lite (column `cos
     moejax run sweeps/placement_memory.py
 """
 
-from collections.abc import Iterator
+import dataclasses
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from moejax import hardware, models, placement, plot, routing, serving, zoo
+from moejax.sweep import Axis, Sweep, conditional
 
 
 COST_MODEL = "deepseek-v2-lite"
 SYSTEMS = ("nmp-4x8-2.5t-75g", "nmp-4x8-10t-25g")
 FACTORS = (1.0, 1.1, 1.25, 1.5, 2.0, float("inf"))
-BASELINES = ("tensor_parallel", "expert_parallel", "hybrid", "eplb")
+METHODS = ("tensor_parallel", "expert_parallel", "hybrid", "eplb", "node")
+HALVES = ("first half", "second half")
 BATCH, GROUPS = 128, 256
 LINES = 4  # layers of the picture of the search
 
 
-def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
-    """One row per system, placement, cap on the memory, and half of the trace."""
-    total = len(SYSTEMS) * (1 + len(FACTORS))
-    for done, (name, factor) in enumerate((n, f) for n in SYSTEMS for f in (None, *FACTORS)):
-        if progress is not None:
-            progress(done, total)
-        if factor is None:
-            found = {method: _baseline(trace, name, method) for method in BASELINES}
-            yield [row for m, p in found.items() for row in _tidy(trace, name, m, p, np.inf)]
-        else:
-            share = _balance(trace, name, factor).share
-            yield _tidy(trace, name, "node", placement.Placement(share), factor)
-    if progress is not None:
-        progress(total, total)
+def SWEEP(*, trace: str | None = None) -> Sweep:
+    """One call judges a placement on both halves."""
+    given = lambda function: functools.partial(function, trace)
+    factors = Axis("memory_factor", FACTORS)
+    return Sweep(
+        [
+            Axis("system", SYSTEMS, resolve=_unnamed),
+            Axis("method", METHODS, resolve=METHODS.index),
+            conditional(factors, otherwise=np.inf, method="node"),
+            Axis("judged_on", HALVES, inner=True),
+        ],
+        times,
+        prepare=[given(fit), given(judge)],
+        about=given(about),
+    )
 
 
-def _case(path: str | None):
-    """(name, model, statistics of the first and the second half) of a study."""
+def _unnamed(name: str) -> hardware.NMPSystem:
+    """The name is no number: without it, all systems share a compilation."""
+    return dataclasses.replace(hardware.get(name), name="any")
+
+
+@functools.lru_cache(maxsize=2)
+def _case(path: str | None) -> tuple[str, models.MoEModel, dict[str, placement.Statistics]]:
+    """Name, model, statistics of the halves of a study."""
     recorded = zoo.trace() if path is None else routing.load(path)
     if path is None:
         shapes = models.get(COST_MODEL)
@@ -58,59 +69,69 @@ def _case(path: str | None):
         raise ValueError(f"{path}: no sizes known for its model, {name}")
     ids = np.asarray(recorded.expert_ids)[:, np.asarray(recorded.valid)]
     halves = np.split(ids, [ids.shape[1] // 2], axis=1)
-    halves = [placement.statistics(h, recorded.num_experts, max_groups=GROUPS) for h in halves]
-    return recorded.model or "unnamed", model, dict(zip(("first half", "second half"), halves))
+    count = lambda half: placement.statistics(half, recorded.num_experts, max_groups=GROUPS)
+    return recorded.model or "unnamed", model, dict(zip(HALVES, map(count, halves)))
 
 
-def _costs(model: models.MoEModel, name: str) -> placement.NodeCosts:
-    return serving.node_costs(model, hardware.get(name), BATCH)
-
-
-def _baseline(path: str | None, name: str, method: str) -> placement.Placement:
+def fit(path: str | None, system: hardware.NMPSystem, method: int, memory_factor: float):
+    """The placement of all layers, and what it stores."""
     _, model, halves = _case(path)
-    network = serving.network_of(hardware.get(name))
-    costs, key = _costs(model, name), jax.random.key(0)
-    return placement.place(method, halves["first half"], network, costs, key=key)
+    name, costs = METHODS[int(method)], serving.node_costs(model, system, BATCH)
+    if name == "node":
+        share = _balance(halves[HALVES[0]], costs, system.num_nodes, memory_factor).share
+    else:
+        network, key = serving.network_of(system), jax.random.key(0)
+        share = placement.place(name, halves[HALVES[0]], network, costs, key=key).share
+    # EPLB stores whole copies, the others slices.
+    stored = lambda share: placement.memory_use(
+        share, model.expert_bytes, whole_copies=name == "eplb"
+    )
+    found = dict(memory_max_over_mean=max(float(stored(layer).max_over_mean) for layer in share))
+    found |= dict(nodes_per_expert=float((share > placement.HOSTING_SHARE).sum(-1).mean()))
+    found |= dict(node_memory_mb=float(stored(share).node_bytes.max()) / 1e6)
+    return dict(share=share, costs=costs, stored=found)
 
 
-def _balance(path: str | None, name: str, factor: float) -> placement.NodeBalance:
+def _balance(statistics, costs, num_nodes: int, factor: float) -> placement.NodeBalance:
     """Node Balance of every layer under a cap."""
-    _, model, halves = _case(path)
-    costs, num_nodes = _costs(model, name), hardware.get(name).num_nodes
-    cap = None if factor == np.inf else factor
-    keys = jax.random.split(jax.random.key(0), model.num_moe_layers)
+    cap = None if factor == np.inf else float(factor)
+    keys = jax.random.split(jax.random.key(0), statistics.frequency.shape[0])
     one = lambda layer, key: placement.node_balance(
         layer, costs, num_nodes, key=key, memory_factor=cap
     )
-    return jax.vmap(one)(halves["first half"], keys)
+    return jax.vmap(one)(statistics, keys)
 
 
-def _tidy(path, name: str, method: str, placed: placement.Placement, factor: float):
-    case, model, halves = _case(path)
-    costs, system = _costs(model, name), hardware.get(name)
-    # EPLB stores whole copies, the others slices.
-    stored = lambda share: placement.memory_use(
-        share, model.expert_bytes, whole_copies=method == "eplb"
+def judge(path: str | None, judged_on: list[str]) -> dict[str, Any]:
+    """Statistics [halves, layers] to judge on."""
+    halves = _case(path)[2]
+    return dict(halves=jax.tree.map(lambda *x: jnp.stack(x), *(halves[h] for h in judged_on)))
+
+
+def times(config: dict[str, Any], key) -> dict[str, Any]:
+    """Expected times of all layers [halves], in us."""
+    del key
+    layers = jax.vmap(placement.evaluate, (0, 0, None))
+    found = jax.vmap(layers, (None, 0, None))(config["share"], config["halves"], config["costs"])
+    comp, total = (1e6 * time.sum(-1) for time in (found.comp_time, found.total))
+    same = {name: jnp.broadcast_to(x, comp.shape) for name, x in config["stored"].items()}
+    return same | dict(
+        comp_us=comp, comm_us=total - comp, total_us=total, status=found.status[:, 0]
     )
-    fullest = max(float(stored(share).max_over_mean) for share in placed.share)
-    copies = float((placed.share > placement.HOSTING_SHARE).sum(-1).mean())
-    fixed = dict(model=case, cost_model=model.name, layers=model.num_moe_layers, system=name)
-    fixed |= dict(tflop_s=float(system.flops_per_s) / 1e12, batch=BATCH, method=method)
-    fixed |= dict(link_gb_s=float(system.link_bandwidth) / 1e9, memory_factor=factor)
-    fixed |= dict(memory_max_over_mean=fullest, nodes_per_expert=copies)
-    fixed |= dict(node_memory_mb=float(stored(placed.share).node_bytes.max()) / 1e6)
-    found = []
-    for half, statistics in halves.items():
-        times = jax.vmap(placement.evaluate, (0, 0, None))(placed.share, statistics, costs)
-        comp, total = (1e6 * float(time.sum()) for time in (times.comp_time, times.total))
-        row = fixed | dict(judged_on=half, unseen=half != "first half")
-        found.append(row | dict(comp_us=comp, comm_us=total - comp, total_us=total))
-    return found
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
+def about(path: str | None, system: hardware.NMPSystem, judged_on: list[str]) -> dict[str, Any]:
+    """The model, the system's rates, and which half nobody has seen."""
+    name, model, _ = _case(path)
+    rates = float(system.flops_per_s) / 1e12, float(system.link_bandwidth) / 1e9
+    tera, giga = (round(rate, 3) for rate in rates)
+    found = dict(model=name, cost_model=model.name, layers=model.num_moe_layers, batch=BATCH)
+    unseen = np.array([half != HALVES[0] for half in judged_on])
+    return found | dict(tflop_s=tera, link_gb_s=giga, unseen=unseen)
+
+
+def summary(table: dict[str, np.ndarray]) -> str:
     """Estimated time of the unseen half and memory of the fullest node, by cap."""
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     line = "  {:<17}{:>6}{:>10}{:>10}{:>11}{:>13}{:>10}{:>9}"
     lines = ["", "expected times of all layers on unseen tokens; memory of the fullest node"]
     for name in dict.fromkeys(table["system"].tolist()):
@@ -128,9 +149,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str, Any]:
+def figures(table: dict[str, np.ndarray], *, trace: str | None = None) -> dict[str, Any]:
     """Time against memory of the fullest node; the course of the search in some layers."""
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     systems = list(dict.fromkeys(table["system"].tolist()))
     memory, axes = plot.figure(1, len(systems), (4.5 * len(systems), 3.2))
     for ax, name in zip(axes[0], systems):
@@ -155,8 +175,12 @@ def _line(ax, table, style: str, color: str, label: str) -> None:
 
 
 def _course(path: str | None):
-    found = _balance(path, SYSTEMS[0], FACTORS[-1])
-    curve, bound = (1e6 * np.asarray(times)[:LINES] for times in (found.curve, found.bound))
+    _, model, halves = _case(path)
+    system = hardware.get(SYSTEMS[0])
+    costs = serving.node_costs(model, system, BATCH)
+    first = jax.tree.map(lambda part: part[:LINES], halves[HALVES[0]])
+    found = _balance(first, costs, system.num_nodes, np.inf)
+    curve, bound = (1e6 * np.asarray(times) for times in (found.curve, found.bound))
     steps = curve.shape[1]
     table = dict(
         step=np.tile(np.arange(1, steps + 1), len(curve)),

@@ -6,9 +6,9 @@ that part and of others, in the units of HDA-MoE (arXiv 2609.08682): 1 B an elem
 4 B in the four all-reduces of tensor parallelism. Node Balance knows gamma, the measured ratio of
 simulated to estimated communication. Placements see the same batches, so speed-ups are paired.
 
-Always: four layers with the sizes of DeepSeek-V2-Lite (column `cost_model`) and the routing of
+By default: four layers with the sizes of DeepSeek-V2-Lite (column `cost_model`) and the routing of
 moejax's own model "zoo", or synthetic routing that is calibrated to gpt-oss-20b; the second half of
-the tokens is unseen. In the folder of real traces (`MOEJAX_DATA`): Mixtral and six layers of
+the tokens is unseen. With `--option data=FOLDER` of real traces: Mixtral and six layers of
 DeepSeek-V2-Lite, fitted to one category and judged on others, on three meshes, beside the
 placements that HD-MoE's authors published ("hd-moe-reference"). With `--trace FILE`: the two halves
 of its sequences.
@@ -18,10 +18,9 @@ of its sequences.
 
 import dataclasses
 import functools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,7 @@ from moejax import hardware, models, noc, placement, plot, routing, serving, zoo
 from moejax.hardware import NMPSystem
 from moejax.placement import Placement
 from moejax.routing import RoutingTrace
+from moejax.sweep import Axis, Sweep
 
 
 SETTINGS = ("nmp-4x8-2.5t-75g", "nmp-4x8-5t-50g", "nmp-4x8-10t-25g")
@@ -48,52 +48,80 @@ BATCH, CONTEXT, SEEDS = 128, 64, 8
 GROUPS = 512  # commonest sets of experts that a placement is fitted to
 GAMMA_BATCHES, GAMMA_LAYERS = range(32, 272, 15), 2
 REFERENCE = "hd-moe-reference"
+Source: TypeAlias = tuple[str | None, str | None]  # a trace, or a folder of them, or neither
 PARTS = ("comp", "comm", "attention", "memory")  # of the time between tokens
-STEPS = len(placement.METHODS)  # of the progress bar for each model and system
+WIDTH = 4  # batches at a time: their messages take memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, what placements are fitted to, what they are judged on, and the systems."""
+    """A model, what placements are fitted to, and what they are judged on.
+
+    `published` says where the published placements of its layers are: file, model and layers.
+    """
 
     name: str
     model: models.MoEModel
-    systems: tuple[str, ...]
     fitted_on: str
     parts: dict[str, RoutingTrace]
-    published: dict[str, Placement] = dataclasses.field(default_factory=dict)
+    published: tuple[Path, str, np.ndarray] | None = None
 
     @property
     def fit(self) -> RoutingTrace:
         return self.parts[self.fitted_on]
 
-
-class Fitted(NamedTuple):
-    """Placements by method, and the gamma that they were made with."""
-
-    placements: dict[str, Placement]
-    gamma: float
+    @property
+    def methods(self) -> list[str]:
+        return [*placement.METHODS, *([REFERENCE] if self.published else [])]
 
 
-def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
-    """One row per model, system, placement, part of the trace it is judged on, and seed."""
-    studies = [(case, name) for case in _cases(trace) for name in case.systems]
-    total = STEPS * len(studies)
-    for done, (case, name) in enumerate(studies):
-        at = iter(range(STEPS * done, total + 1))
-        tick = lambda: progress is not None and progress(next(at), total)  # noqa: B023
-        tick()
-        yield _study(case, name, tick)
-        tick()
+def SWEEP(*, trace: str | None = None, data: str | None = None) -> Sweep:
+    """One call judges all placements of a model on a system on one batch."""
+    source = trace, data
+    cases, parts = _cases(source), _parts(source)
+    # Numbers, so that models of one shape share a compilation.
+    known = {case.name: dict(number=i, model=case.model) for i, case in enumerate(cases)}
+    given = lambda function: functools.partial(function, source)
+    return Sweep(
+        [
+            Axis("model", known),
+            Axis("system", list(ALL if data else SETTINGS), resolve=_unnamed),
+            Axis("judged_on", parts, resolve=parts.index),
+            Axis("method", cases[0].methods, inner=True),  # tensor parallelism first
+        ],
+        reports,
+        seeds=SEEDS,
+        prepare=[given(fit), given(draw)],
+        about=given(about),
+        columns=columns,
+        where=given(belongs),
+        width=WIDTH,
+    )
+
+
+def _unnamed(name: str) -> NMPSystem:
+    """The name is no number: without it, all settings of a mesh share a compilation."""
+    return dataclasses.replace(hardware.get(name), name="any")
+
+
+def _parts(source: Source) -> list[str]:
+    return list(dict.fromkeys(part for case in _cases(source) for part in case.parts))
+
+
+def _part(source: Source, model: dict[str, Any], judged_on: int) -> tuple[Case, str]:
+    return _cases(source)[int(model["number"])], _parts(source)[int(judged_on)]
 
 
 @functools.lru_cache(maxsize=2)
-def _cases(path: str | None) -> tuple[Case, ...]:
+def _cases(source: Source) -> tuple[Case, ...]:
+    path, folder = source
+    if folder is not None:
+        return tuple(_real(Path(folder)))
     if path is not None:
         trace = routing.load(path)
         if trace.model not in models.MODELS:
             raise ValueError(f"{path}: no sizes known for its model, {trace.model or 'unnamed'}")
-        return (_halves(trace.model, models.get(trace.model), SETTINGS, trace),)
+        return (_halves(trace.model, models.get(trace.model), trace),)
     recorded, shapes = zoo.trace(), models.get(COST_MODEL)
     drawn = routing.sample_expert_ids(
         routing.calibrated(SYNTHETIC).popularity,
@@ -104,11 +132,11 @@ def _cases(path: str | None) -> tuple[Case, ...]:
     drawn = RoutingTrace(drawn, recorded.num_experts, sequence_start=starts)
     layers = shapes.layers[: recorded.num_layers + shapes.num_dense_layers]
     model = shapes.replace(num_experts=recorded.num_experts, top_k=recorded.top_k, layers=layers)
-    zoos = _halves("zoo", model, SETTINGS, recorded)
-    return (zoos, _halves(f"synthetic {SYNTHETIC}", model, SETTINGS, drawn), *_real())
+    zoos = _halves("zoo", model, recorded)
+    return (zoos, _halves(f"synthetic {SYNTHETIC}", model, drawn))
 
 
-def _halves(name: str, model, systems: tuple[str, ...], trace: RoutingTrace) -> Case:
+def _halves(name: str, model: models.MoEModel, trace: RoutingTrace) -> Case:
     """Fitted to the first half of the sequences (or tokens, where there is one sequence only)."""
     starts = np.asarray(trace.sequence_start)
     middle = int(starts[len(starts) // 2]) or trace.num_tokens // 2
@@ -124,115 +152,72 @@ def _halves(name: str, model, systems: tuple[str, ...], trace: RoutingTrace) -> 
         )
 
     parts = {"first half": part(0, middle), "second half": part(middle, trace.num_tokens)}
-    return Case(name, model, systems, "first half", parts)
+    return Case(name, model, "first half", parts)
 
 
-def _real() -> Iterator[Case]:
+def _real(folder: Path) -> Iterator[Case]:
     """Some layers of models whose traces are there, with the published placements."""
-    folder = os.environ.get("MOEJAX_DATA")
-    for name, (short, number, fitted_on, others) in REAL.items() if folder else ():
+    if not (folder / REFERENCE / "placements.npz").is_file():
+        raise ValueError(f"data={folder}: no {REFERENCE}/placements.npz there")
+    for name, (short, number, fitted_on, others) in REAL.items():
         full = models.get(name)
         keep = np.unique(np.linspace(0, full.num_moe_layers - 1, number).astype(int))
         model = full.replace(layers=full.layers[: len(keep) + full.num_dense_layers])
         parts = {}
         for task in (fitted_on, *others):
-            trace = routing.load(Path(folder or "") / name / f"{task}.npz")
+            trace = routing.load(folder / name / f"{task}.npz")
             kept = trace.expert_ids[keep]
             parts[task] = dataclasses.replace(trace, expert_ids=kept, weights=None)
-        published = {system: _published(folder or "", short, system, keep) for system in ALL}
-        yield Case(name, model, ALL, fitted_on, parts, published)
+        published = (folder / REFERENCE / "placements.npz", short, keep)
+        yield Case(name, model, fitted_on, parts, published)
 
 
-def _published(folder: str, model: str, name: str, layers: np.ndarray) -> Placement:
-    mesh, tera, giga = name.removeprefix("nmp-").split("-")
-    rates = f"{float(tera[:-1]):.1f}T_{float(giga[:-1]):.1f}G"
-    with np.load(Path(folder) / "hd-moe-reference" / "placements.npz") as file:
-        share, position = (file[f"{model}_nodelink_{rates}_{mesh}_{x}"] for x in ("P", "pos"))
-    return Placement(share[layers], position[layers].astype(np.int32), name=REFERENCE)
+def _published(case: Case, system: NMPSystem) -> Placement:
+    assert case.published is not None
+    path, model, layers = case.published
+    rates = f"{float(system.flops_per_s) / 1e12:.1f}T_{float(system.link_bandwidth) / 1e9:.1f}G"
+    name = f"{model}_nodelink_{rates}_{'x'.join(map(str, system.shape))}"
+    with np.load(path) as file:
+        share, position = (file[f"{name}_{x}"] for x in ("P", "pos"))
+    return Placement(share[layers], position[layers].astype(np.int32))
 
 
-def _study(case: Case, name: str, tick: Callable) -> list[dict[str, Any]]:
-    """All rows of one model on one system."""
-    # The name is no number: without it, all settings of a mesh share a compilation.
-    system = dataclasses.replace(hardware.get(name), name="any")
-    fitted = _fit(case, name, tick)
-    seeds = np.arange(SEEDS)
-    drawn = jnp.concatenate([_draws(part, seeds) for part in case.parts.values()])
-    keys = jax.vmap(jax.random.key)(jnp.tile(seeds, len(case.parts)))
-    judged = {}
-    for reduced in (False, True):
-        names = [m for m, p in fitted.placements.items() if p.all_reduce == reduced]
-        # Without names, for a stack of them.
-        plain = [dataclasses.replace(fitted.placements[m], name="any") for m in names]
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *plain)
-        reports = _judge(case.model, system, stacked, drawn, keys, ACCOUNTING)
-        if np.any(reports.status):
-            raise ValueError(f"{case.name} on {name}: status {np.max(reports.status)}")
-        for i, method in enumerate(names):
-            judged[method] = jax.tree.map(lambda x: np.asarray(x[i], float), reports)  # noqa: B023
-    fixed = dict(model=case.name, cost_model=case.model.name, layers=case.model.num_moe_layers)
-    fixed |= dict(system=name, network=system.network, nodes=system.num_nodes)
-    fixed |= dict(tflop_s=float(system.flops_per_s) / 1e12)
-    fixed |= dict(link_gb_s=float(system.link_bandwidth) / 1e9, accounting=ACCOUNTING)
-    fixed |= dict(batch=BATCH, context=CONTEXT, gamma=fitted.gamma, fitted_on=case.fitted_on)
-    return _tidy(case, fixed, fitted, judged, seeds)
+def belongs(source: Source, model, judged_on) -> bool:
+    """Whether a part is one of the model's."""
+    case, part = _part(source, model, judged_on)
+    return part in case.parts
 
 
-def _draws(part: RoutingTrace, seeds: np.ndarray) -> jax.Array:
-    """Batches of different sequences [seeds, layers, batch, top_k], where there are enough."""
-    owners = np.asarray(part.sequence_id)[np.asarray(part.valid)]
-    reuse = len(np.unique(owners)) < BATCH
-    draw = lambda key: routing.decode_batch(part, BATCH, key=key, reuse=reuse)
-    return jax.vmap(draw)(jax.vmap(jax.random.key)(seeds))
+def fit(source: Source, model: dict[str, Any], system: NMPSystem, method: list[str]):
+    """Placements of a model on a system; found once, for rows and pictures. `reduced` is tensor
+    parallelism, which comes first, `placed` are the others, stacked without their names."""
+    if method[0] != "tensor_parallel" or len(method) < 2:
+        raise ValueError(f"method = {', '.join(method)}: allowed is tensor_parallel and others")
+    case = _cases(source)[int(model["number"])]
+    at = (case.name, case.fit.num_tokens, *map(str, jax.tree.leaves(system)), system.shape)
+    found = _FITTED[at] = _FITTED.get(at) or _fit(case, system)
+    plain = [dataclasses.replace(found[name], name="any") for name in method]
+    placed = jax.tree.map(lambda *leaves: jnp.stack(leaves), *plain[1:])
+    return dict(reduced=plain[0], placed=placed, gamma=found["gamma"])
 
 
-@functools.partial(jax.jit, static_argnames="accounting")
-def _judge(model, system: NMPSystem, placements: Placement, drawn, keys, accounting: str):
-    """Reports [placements, draws]; `drawn` are expert ids [draws, layers, batch, top_k]."""
-    starts = np.arange(drawn.shape[2])
-
-    def one(place, draw):
-        batch = RoutingTrace(drawn[draw], model.num_experts, sequence_start=starts)
-        workload = serving.Workload(len(starts), CONTEXT, routing=batch)
-        placed = jax.tree.map(lambda leaf: leaf[place], placements)
-        return serving.evaluate_placement(
-            model, system, workload, placed, key=keys[draw], accounting=accounting
-        )
-
-    grid = (placements.share.shape[0], drawn.shape[0])
-    # One after the other: all messages at once would take much memory.
-    found = jax.lax.map(lambda pair: one(*pair), tuple(jnp.indices(grid).reshape(2, -1)))
-    return jax.tree.map(lambda x: x.reshape(grid), found)
+_FITTED: dict[tuple, dict[str, Any]] = {}
 
 
-_FITTED: dict[tuple, Fitted] = {}
-
-
-def _fit(case: Case, name: str, tick: Callable = lambda: None) -> Fitted:
-    """Every placement of a model on a system; found once, for rows and pictures."""
-    at = (case.name, case.fitted_on, name, case.fit.num_tokens)
-    if at not in _FITTED:
-        fitted = _fit_anew(case, hardware.get(name), tick)
-        if name in case.published:
-            fitted.placements[REFERENCE] = case.published[name]
-        _FITTED[at] = fitted
-    return _FITTED[at]
-
-
-def _fit_anew(case: Case, system: NMPSystem, tick: Callable) -> Fitted:
+def _fit(case: Case, system: NMPSystem) -> dict[str, Any]:
+    """Every placement by name, and the gamma that they were made with."""
     key, network = jax.random.key(0), serving.network_of(system)
     statistics = placement.trace_statistics(case.fit, max_groups=GROUPS)
     gamma = _gamma(case, network, key)
     costs = serving.node_costs(case.model, system, BATCH, accounting=ACCOUNTING, gamma=gamma)
-    found = {}
-    for method in placement.METHODS:
-        if method != "node":
-            found[method] = placement.place(method, statistics, network, costs, key=key)
-            tick()
+    place = lambda method: placement.place(method, statistics, network, costs, key=key)
+    found = {method: place(method) for method in placement.METHODS if method != "node"}
     # Node Balance alone: the shares of both, at random places.
     share, scattered = found["node_link"].share, found["expert_parallel"].node_position
-    found["node"] = Placement(share, scattered, name="node")
-    return Fitted({method: found[method] for method in placement.METHODS}, gamma)
+    found["node"] = Placement(share, scattered)
+    if case.published:
+        found[REFERENCE] = _published(case, system)
+    return found | dict(gamma=gamma)
 
 
 def _gamma(case: Case, network: noc.Topology, key) -> float:
@@ -241,44 +226,62 @@ def _gamma(case: Case, network: noc.Topology, key) -> float:
     share = placement.expert_parallel(case.fit.num_experts, network.num_nodes, key=key)
     position = jax.random.permutation(key, network.num_nodes)
     layers = np.unique(np.linspace(0, len(ids) - 1, GAMMA_LAYERS).astype(int))
-    fits = [
-        noc.calibrate_gamma(
-            network,
-            jnp.asarray(ids[layer]),
-            share,
-            position,
-            hidden_size=case.model.hidden,
-            key=key,
-            batch_sizes=[size for size in GAMMA_BATCHES if size <= ids.shape[1]],
-        )
-        for layer in layers
-    ]
+    sizes = [size for size in GAMMA_BATCHES if size <= ids.shape[1]]
+    options = dict(hidden_size=case.model.hidden, key=key, batch_sizes=sizes)
+    calibrate = functools.partial(noc.calibrate_gamma, network, **options)
+    fits = [calibrate(jnp.asarray(ids[layer]), share, position) for layer in layers]
     return float(np.mean([fit.slope for fit in fits]))
 
 
-def _tidy(case: Case, fixed, fitted: Fitted, judged, seeds: np.ndarray) -> list[dict[str, Any]]:
-    draws = [(part, int(seed)) for part in case.parts for seed in seeds]
-    found = []
-    for method, placed in fitted.placements.items():
-        # EPLB stores whole copies, the others slices.
-        copies = method == "eplb"
-        stored = placement.memory_use(placed.share, case.model.expert_bytes, whole_copies=copies)
-        same = dict(method=method)
-        same |= dict(node_memory_mb=float(stored.node_bytes.max()) / 1e6)
-        same |= dict(memory_max_over_mean=float(stored.max_over_mean))
-        report, base = judged[method], judged["tensor_parallel"]
-        for i, (part, seed) in enumerate(draws):
-            row = fixed | same | dict(judged_on=part, unseen=part != case.fitted_on, seed=seed)
-            row |= {f"{n}_us": 1e6 * float(vars(report)[f"{n}_time"][i]) for n in PARTS}
-            row |= dict(tbt_us=1e6 * float(report.tbt[i]))
-            row |= dict(speedup=float(base.tbt[i] / report.tbt[i]))
-            found.append(row | dict(max_mean_load=float(report.load_imbalance[i])))
-    return found
+def draw(source: Source, model: dict[str, Any], judged_on: int, seed: int) -> dict[str, Any]:
+    """A batch [layers, batch, top_k] of different sequences, where there are enough."""
+    case, name = _part(source, model, judged_on)
+    part = case.parts[name]
+    owners = np.asarray(part.sequence_id)[np.asarray(part.valid)]
+    reuse = len(np.unique(owners)) < BATCH
+    return dict(drawn=routing.decode_batch(part, BATCH, key=jax.random.key(seed), reuse=reuse))
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
+def reports(config: dict[str, Any], key) -> serving.NearMemoryReport:
+    """Reports [methods] of one batch."""
+    model, system, starts = config["model"]["model"], config["system"], np.arange(BATCH)
+    batch = RoutingTrace(config["drawn"], model.num_experts, sequence_start=starts)
+    workload = serving.Workload(len(starts), CONTEXT, routing=batch)
+    judge = lambda placed: serving.evaluate_placement(
+        model, system, workload, placed, key=key, accounting=ACCOUNTING
+    )
+    first, others = judge(config["reduced"]), jax.lax.map(judge, config["placed"])
+    return jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first, others)
+
+
+def columns(report: serving.NearMemoryReport) -> dict[str, Any]:
+    """Times of all layers, and the speed-up over tensor parallelism, the first method."""
+    found = {f"{part}_us": 1e6 * vars(report)[f"{part}_time"] for part in PARTS}
+    found |= dict(tbt_us=1e6 * report.tbt, speedup=report.tbt[..., :1] / report.tbt)
+    return found | dict(max_mean_load=report.load_imbalance, status=report.status)
+
+
+def about(source: Source, model, system: NMPSystem, judged_on, method) -> dict[str, Any]:
+    """What a row was fitted to and ran on, and what each placement stores on the fullest node."""
+    (case, part), fitted = _part(source, model, judged_on), fit(source, model, system, method)
+    shares = [fitted["reduced"].share, *fitted["placed"].share]
+    # EPLB stores whole copies, the others slices.
+    stored = [
+        placement.memory_use(share, case.model.expert_bytes, whole_copies=name == "eplb")
+        for name, share in zip(method, shares)
+    ]
+    rates = float(system.flops_per_s) / 1e12, float(system.link_bandwidth) / 1e9
+    tera, giga = (round(rate, 3) for rate in rates)
+    found = dict(cost_model=case.model.name, layers=case.model.num_moe_layers)
+    found |= dict(network=system.network, nodes=system.num_nodes, tflop_s=tera, link_gb_s=giga)
+    found |= dict(accounting=ACCOUNTING, batch=BATCH, context=CONTEXT, gamma=fitted["gamma"])
+    found |= dict(fitted_on=case.fitted_on, unseen=part != case.fitted_on)
+    found |= dict(node_memory_mb=np.array([float(s.node_bytes.max()) / 1e6 for s in stored]))
+    return found | dict(memory_max_over_mean=np.array([float(s.max_over_mean) for s in stored]))
+
+
+def summary(table: dict[str, np.ndarray]) -> str:
     """Times on unseen tokens, and speed-ups over tensor parallelism on seen and unseen ones."""
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     line = "  {:<17}{:>9}{:>9}{:>10}{:>15}{:>15}{:>9}{:>9}"
     heads = ("placement", "comp_us", "comm_us", "tbt_us", "speed-up", "fitted part", "max/mean")
     lines = ["", "on unseen tokens; speed-up over tensor parallelism, mean +- 95 % over draws"]
@@ -302,27 +305,27 @@ def _cells(of) -> tuple[str, ...]:
     return (of["method"][0], *times, *gains, *ratios)
 
 
-def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str, Any]:
-    """Speed-ups, and one layer: loads, shares, links before and after."""
-    case = _cases(trace)[0]
-    name = case.systems[min(1, len(case.systems) - 1)]
+def figures(table, *, trace: str | None = None, data: str | None = None) -> dict[str, Any]:
+    """Speed-ups, and one layer of the first model: loads, shares, links before and after."""
+    source = trace, data
+    case = _cases(source)[0]
+    system = _unnamed(SETTINGS[min(1, len(SETTINGS) - 1)])
     layer = case.model.num_moe_layers // 2
-    fitted = _fit(case, name)
+    found = fit(source, dict(number=0), system, case.methods)
+    of_layer = zip(found["placed"].share[:, layer], found["placed"].node_position[:, layer])
+    placed = dict(zip(case.methods[1:], of_layer))
     return {
-        "speedup": _speedups(rows),
-        "node_load": _node_load(case, name, fitted, layer),
-        "share": _shares(fitted, layer),
-        "link_before_after": _links(case, name, fitted, layer),
+        "speedup": _speedups(table),
+        "node_load": _node_load(case, system, found["gamma"], placed, layer),
+        "share": _shares(placed),
+        "link_before_after": _links(source, case, system, placed, layer),
     }
 
 
-def _speedups(rows: list[dict[str, Any]]):
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+def _speedups(table: dict[str, np.ndarray]):
     table = plot.select(table, unseen=True)
     names = list(dict.fromkeys(table["model"].tolist()))
-    methods = [
-        name for name in dict.fromkeys(table["method"].tolist()) if name != "tensor_parallel"
-    ]
+    methods = list(dict.fromkeys(table["method"].tolist()))[1:]
     figure, axes = plot.figure(1, len(names), (max(4.5 * len(names), 6), 3.2))
     for ax, name in zip(axes[0], names):
         of = plot.select(table, model=name)
@@ -343,22 +346,19 @@ def _speedups(rows: list[dict[str, Any]]):
     return figure
 
 
-def _node_load(case: Case, name: str, fitted: Fitted, layer: int):
+def _node_load(case: Case, system: NMPSystem, gamma: float, placed: dict[str, Any], layer: int):
     """Expected loads of the unseen part."""
-    unseen = list(case.parts.values())[-1]
-    statistics = placement.trace_statistics(unseen, max_groups=GROUPS)
+    costs = serving.node_costs(case.model, system, BATCH, accounting=ACCOUNTING, gamma=gamma)
+    statistics = placement.trace_statistics(list(case.parts.values())[-1], max_groups=GROUPS)
     here = jax.tree.map(lambda part: part[layer], statistics)
-    system = hardware.get(name)
-    costs = serving.node_costs(case.model, system, BATCH, accounting=ACCOUNTING, gamma=fitted.gamma)
     shown = {"expert_parallel": "Expert parallel", "hybrid": "Hybrid", "node": "Node Balance"}
     figure, axes = plot.figure(1, len(shown), (10, 3.0))
     for ax, (method, title) in zip(axes[0], shown.items()):
-        times = placement.evaluate(fitted.placements[method].share[layer], here, costs)
+        times = placement.evaluate(placed[method][0], here, costs)
         compute, communicate = (np.asarray(times[i]) * 1e6 for i in (3, 4))
-        table = dict(node=np.arange(system.num_nodes), comp_us=compute, comm_us=2 * communicate)
-        plot.node_loads(
-            table, ax, title=f"{title}: {1e6 * float(times.total):.1f} us", legend=False
-        )
+        table = dict(node=np.arange(len(compute)), comp_us=compute, comm_us=2 * communicate)
+        title += f": {1e6 * float(times.total):.1f} us"
+        plot.node_loads(table, ax, title=title, legend=False)
     bottom, top = zip(*(ax.get_ylim() for ax in axes[0]))
     for ax in axes[0]:
         ax.set_ylim(min(bottom), max(top))
@@ -366,34 +366,33 @@ def _node_load(case: Case, name: str, fitted: Fitted, layer: int):
     return figure
 
 
-def _shares(fitted: Fitted, layer: int):
+def _shares(placed: dict[str, Any]):
     shown = {"hybrid": "Hybrid", "eplb": "EPLB", "node": "Node Balance"}
     figure, axes = plot.figure(1, len(shown), (10, 3.4))
     for ax, (method, title) in zip(axes[0], shown.items()):
-        share = np.asarray(fitted.placements[method].share[layer])
+        share = np.asarray(placed[method][0])
         expert, node = (ids.ravel() for ids in np.indices(share.shape))
         table = dict(expert=expert, node=node, share=share.ravel())
         plot.expert_shares(table, ax, title=title, colorbar=ax is axes[0][-1])
     return figure
 
 
-def _links(case: Case, name: str, fitted: Fitted, layer: int):
+def _links(source: Source, case: Case, system: NMPSystem, placed: dict[str, Any], layer: int):
     """Unseen batches, all at once, with nodes at random places and where Link Balance puts them."""
-    network = serving.network_of(hardware.get(name))
-    ids = _draws(list(case.parts.values())[-1], np.arange(SEEDS))[:, layer]
+    network = serving.network_of(system)
+    last = _parts(source).index(list(case.parts)[-1])
+    ids = [draw(source, dict(number=0), last, seed)["drawn"][layer] for seed in range(SEEDS)]
     figure, axes = plot.figure(1, 2, (11, 3.0))
     shown = {"node": "Random places", "node_link": "Link Balance"}
     for ax, (method, title) in zip(axes[0], shown.items()):
-        placed = fitted.placements[method]
         messages = noc.expert_traffic(
-            ids.reshape(-1, ids.shape[-1]),
-            placed.share[layer],
-            placed.node_position[layer],
+            jnp.concatenate(ids),
+            *placed[method],
             bytes_per_token=noc.token_bytes(case.model.hidden),
             key=jax.random.key(0),
         )
         report = noc.simulate(network, messages)
         title += f": {1e6 * float(report.makespan):.1f} us for {SEEDS * BATCH} tokens"
-        last = ax is axes[0][-1]
-        plot.link_heat_map(noc.link_rows(network, report), ax, title=title, colorbar=last)
+        rows = noc.link_rows(network, report)
+        plot.link_heat_map(rows, ax, title=title, colorbar=ax is axes[0][-1])
     return figure

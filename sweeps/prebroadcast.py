@@ -6,7 +6,7 @@ broadcasts the most urgent experts of the next layer while this one runs, and sp
 Here on the near-memory mesh of the papers, with three guesses at the next layer's load: transition
 counts fitted on other text, the next gate applied to the present hidden state (on moejax's own
 model "zoo", costed with the sizes of DeepSeek-V2-Lite), and the truth. Static and dynamic runs see
-the same tokens. In the folder of real traces (`MOEJAX_DATA`) it takes DeepSeek-V2-Lite and Mixtral
+the same tokens. With `--option data=FOLDER` of real traces it takes DeepSeek-V2-Lite and Mixtral
 with the placements that HD-MoE's authors published; with `--trace FILE` the file's second half,
 the first being what is fitted on.
 
@@ -15,10 +15,9 @@ the first being what is fitted on.
 
 import dataclasses
 import functools
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -26,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax import hardware, models, noc, placement, plot, routing, schedule, serving, zoo
+from moejax.sweep import Axis, Sweep
 
 
 SYSTEMS = ("nmp-4x8-2.5t-75g", "nmp-4x8-5t-50g")
@@ -58,6 +58,7 @@ REAL = {
     ),
 }
 PREDICTORS = ("transitions", "next gate", "perfect")
+Source: TypeAlias = tuple[str | None, str | None]  # a trace, or a folder of them, or neither
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +79,52 @@ class Case:
     predicted: dict[str, jax.Array]
     placed: Callable[[hardware.NMPSystem], tuple[Any, Any, str]]
 
+    @property
+    def batch(self) -> int:
+        return min(BATCH, self.expert_ids.shape[1])
 
-def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
-    """One row per model, task, system, predictor, number of broadcast experts and seed."""
-    cases = _given(trace) if trace is not None else [_zoo(), *_real()]
-    total = len(cases) * len(SYSTEMS)
-    for done, (case, name) in enumerate((c, n) for c in cases for n in SYSTEMS):
-        if progress is not None:
-            progress(done, total)
-        yield _run(case, name)
-    if progress is not None:
-        progress(total, total)
+
+class Room(eqx.Module):
+    """Messages of a batch, and experts to broadcast: sizes, so no numbers."""
+
+    messages: int = eqx.field(static=True)
+    broadcast: int = eqx.field(static=True)
+
+
+def SWEEP(*, trace: str | None = None, data: str | None = None) -> Sweep:
+    """One call runs a batch of one task with every guess."""
+    source = trace, data
+    cases = _cases(source)
+    tasks = [case.task for case in cases]
+    counts = sorted({count for case in cases for count in case.counts})
+    given = lambda function: functools.partial(function, source)
+    return Sweep(
+        [
+            Axis("task", tasks, resolve=tasks.index),
+            Axis("system", SYSTEMS, resolve=_unnamed),
+            Axis("num_broadcast", counts),
+            Axis("predictor", list(cases[0].predicted), inner=True),
+        ],
+        speedups,
+        seeds=SEEDS,
+        prepare=[given(draw), given(place)],
+        about=given(about),
+        where=given(belongs),
+        width=1,
+    )
+
+
+def _unnamed(name: str) -> hardware.NMPSystem:
+    """The name is no number: without it, all systems share a compilation."""
+    return dataclasses.replace(hardware.get(name), name="any")
+
+
+@functools.lru_cache(maxsize=2)
+def _cases(source: Source) -> list[Case]:
+    trace, data = source
+    if data is not None:
+        return _real(Path(data))
+    return [_zoo() if trace is None else _given(trace)]
 
 
 def _zoo() -> Case:
@@ -115,15 +151,15 @@ def _counted(array) -> np.ndarray:
     return windows[:, :, BEFORE:].reshape(len(array), -1, array.shape[-1])
 
 
-def _real() -> list[Case]:
-    folder = os.environ.get("MOEJAX_DATA")
-    if folder is None:
-        return []
-    published = np.load(Path(folder) / "hd-moe-reference" / "placements.npz")
+def _real(folder: Path) -> list[Case]:
+    file = folder / "hd-moe-reference" / "placements.npz"
+    if not file.is_file():
+        raise ValueError(f"data={folder}: no hd-moe-reference/placements.npz there")
+    published = np.load(file)
     cases = []
     for model, (short, counts, tasks) in REAL.items():
         names = dict.fromkeys([*tasks, *tasks.values()])
-        traces = {task: routing.load(Path(folder) / model / f"{task}.npz") for task in names}
+        traces = {task: routing.load(folder / model / f"{task}.npz") for task in names}
         for task, other in tasks.items():
             ids = _valid(traces[task])
             case = _case(model, model, task, other, traces[other], ids, counts)
@@ -132,7 +168,7 @@ def _real() -> list[Case]:
     return cases
 
 
-def _given(path: str) -> list[Case]:
+def _given(path: str) -> Case:
     trace = routing.load(path)
     if trace.model not in models.MODELS:
         raise ValueError(f"{path}: no sizes known for its model, {trace.model or 'unnamed'}")
@@ -140,8 +176,8 @@ def _given(path: str) -> list[Case]:
     half = ids.shape[1] // 2
     fit = routing.RoutingTrace(ids[:, :half], trace.num_experts)
     name = Path(path).stem
-    case = _case(trace.model, trace.model, name, f"{name}, first half", fit, ids[:, half:], COUNTS)
-    return [case]
+    fitted_on = f"{name}, first half"
+    return _case(trace.model, trace.model, name, fitted_on, fit, ids[:, half:], COUNTS)
 
 
 def _valid(trace: routing.RoutingTrace) -> np.ndarray:
@@ -174,69 +210,87 @@ def _published(file, short: str, system):
     return file[f"{name}_P"], file[f"{name}_pos"].astype(np.int32), "published"
 
 
-def _run(case: Case, name: str) -> list[dict[str, Any]]:
-    system, sizes = hardware.get(name), models.get(case.cost_model)
-    network = noc.mesh(
-        *system.shape, bandwidth=system.link_bandwidth, hop_latency=system.hop_latency
-    )
-    share, position, placed = case.placed(system)
-    batch = min(BATCH, case.expert_ids.shape[1])
+def belongs(source: Source, task: int, num_broadcast: int) -> bool:
+    """Whether a number of experts is one for the task's model."""
+    return num_broadcast in _cases(source)[int(task)].counts
+
+
+def draw(source: Source, task: int, predictor: list[str], seed: int) -> dict[str, Any]:
+    """Tokens [layers, batch, k], the guesses at them by predictor, and a key for aggregators."""
+    case = _cases(source)[int(task)]
+    draw_key, key = jax.random.split(jax.random.key(seed))
+    drawn = jax.random.permutation(draw_key, case.expert_ids.shape[1])[: case.batch]
+    guesses = jnp.stack([case.predicted[name][:, drawn] for name in predictor])
+    return dict(expert_ids=case.expert_ids[:, drawn], guesses=guesses, aggregators=key)
+
+
+def place(source: Source, task: int, system: hardware.NMPSystem) -> dict[str, Any]:
+    """Shares, positions, network and costs, and room for the messages of a batch."""
+    case = _cases(source)[int(task)]
+    share, position, _ = case.placed(system)
+    costs, _ = _costs(case, system)
+    room = Room(_room(case.expert_ids, share, case.batch), max(case.counts))
+    network = serving.network_of(system)
+    return dict(share=share, position=position, network=network, costs=costs, room=room)
+
+
+def _costs(case: Case, system: hardware.NMPSystem) -> tuple[schedule.ScheduleCosts, int]:
+    """Costs, and how many experts fit the time of the layer before."""
+    sizes = models.get(case.cost_model)
     budget = functools.partial(
         schedule.broadcast_budget,
-        sizes.hidden,
-        sizes.moe_intermediate,
-        case.num_experts,
-        batch=batch,
+        *(sizes.hidden, sizes.moe_intermediate, case.num_experts),
+        batch=case.batch,
         context=CONTEXT,
         num_nodes=system.num_nodes,
         flops_per_s=system.flops_per_s,
         dram_bandwidth=system.dram_bandwidth,
     )
     costs = schedule.ScheduleCosts.published(
-        sizes.hidden,
-        sizes.moe_intermediate,
+        *(sizes.hidden, sizes.moe_intermediate),
         flops_per_s=system.flops_per_s,
         bandwidth=system.link_bandwidth,
         alpha=system.start_time,
         other_time=budget(top_k=0),
     )
     fits = schedule.prebroadcast_count(
-        costs.expert_bytes,
-        costs.alpha,
-        costs.bandwidth,
-        system.num_nodes,
+        *(costs.expert_bytes, costs.alpha, costs.bandwidth, system.num_nodes),
         budget(top_k=case.expert_ids.shape[2]),
         max_broadcast=case.num_experts,
     )
-    fixed = dict(model=case.model, cost_model=case.cost_model, task=case.task)
-    fixed |= dict(fitted_on=case.fitted_on, placement=placed, system=name, batch=batch)
-    fixed |= dict(fits_budget=int(fits))
-    run = functools.partial(
-        schedule.run_layers,
-        share=share,
-        node_position=position,
-        topology=network,
-        costs=costs,
-        max_broadcast=max(case.counts),
-        max_messages=_room(case.expert_ids, share, batch),
-    )
-    found = []
-    for seed in range(SEEDS):
-        draw_key, key = jax.random.split(jax.random.key(seed))
-        drawn = jax.random.permutation(draw_key, case.expert_ids.shape[1])[:batch]
-        ids = case.expert_ids[:, drawn]
-        for predictor, guess in case.predicted.items():
-            guess = guess[:, drawn]
-            accuracy = float(schedule.prediction_accuracy(guess, ids)[1:].mean())
-            for count in case.counts:
-                result = run(ids, guess, num_broadcast=count, key=key)
-                row = dict(predictor=predictor, num_broadcast=count, seed=seed, accuracy=accuracy)
-                found.append(fixed | row | _numbers(result))
-    return found
+    return costs, int(fits)
 
 
-def _numbers(result: schedule.Schedule) -> dict[str, float]:
-    micro = lambda seconds: 1e6 * float(seconds.sum())
+def _room(expert_ids, share, batch: int) -> int:
+    """Messages of a drawn batch, with half as many again: one program for all draws and tasks."""
+    hosts = np.asarray(share) > noc.HOSTING_SHARE
+    touched = [hosts[layer][ids].any(1).sum(1) for layer, ids in enumerate(np.asarray(expert_ids))]
+    most = 1.5 * max(float(nodes.mean()) for nodes in touched) * batch
+    return min(batch * hosts.shape[2], -(-int(most) // 2048) * 2048)
+
+
+def speedups(config: dict[str, Any], key) -> dict[str, Any]:
+    """Times of the run as placed and of the one with broadcasts, [predictors], and their ratio.
+    Keys of the aggregators come with the draw."""
+    del key
+    ids, room = config["expert_ids"], config["room"]
+
+    def one(guess):
+        result = schedule.run_layers(
+            *(ids, guess, config["share"], config["position"], config["network"], config["costs"]),
+            max_broadcast=room.broadcast,
+            num_broadcast=config["num_broadcast"],
+            key=config["aggregators"],
+            max_messages=room.messages,
+        )
+        known = schedule.prediction_accuracy(guess, ids)[1:].mean()
+        return dict(accuracy=known) | _numbers(result)
+
+    return jax.lax.map(one, config["guesses"])
+
+
+def _numbers(result: schedule.Schedule) -> dict[str, Any]:
+    micro = lambda seconds: 1e6 * seconds.sum()
     static, dynamic = result.static, result.dynamic
     return dict(
         static_comp_us=micro(static.comp),
@@ -244,23 +298,24 @@ def _numbers(result: schedule.Schedule) -> dict[str, float]:
         dynamic_comp_us=micro(dynamic.comp),
         dynamic_comm_us=micro(dynamic.comm),
         exposed_us=micro(dynamic.exposed),
-        hidden=float((dynamic.exposed[1:] == 0).mean()),
-        visits=float(result.visits[1:].mean()),
-        speedup=float(result.speedup),
+        hidden=(dynamic.exposed[1:] == 0).mean(),
+        visits=result.visits[1:].mean(),
+        speedup=result.speedup,
+        status=result.status,
     )
 
 
-def _room(expert_ids, share, batch: int) -> int:
-    """Messages of a drawn batch, with half as many again: one program for all draws."""
-    hosts = np.asarray(share) > noc.HOSTING_SHARE
-    touched = [hosts[layer][ids].any(1).sum(1) for layer, ids in enumerate(np.asarray(expert_ids))]
-    most = 1.5 * max(float(nodes.mean()) for nodes in touched) * batch
-    return min(batch * hosts.shape[2], int(most) + 64)
+def about(source: Source, task: int, system: hardware.NMPSystem, predictor) -> dict[str, Any]:
+    """What a row ran and was fitted on, and how many experts fit the layer before."""
+    del predictor
+    case = _cases(source)[int(task)]
+    *_, placed = case.placed(system)
+    found = dict(model=case.model, cost_model=case.cost_model, fitted_on=case.fitted_on)
+    return found | dict(placement=placed, batch=case.batch, fits_budget=_costs(case, system)[1])
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
+def summary(table: dict[str, np.ndarray]) -> str:
     """Static over dynamic time by model, system, predictor and number of experts."""
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     line = "  {:<13}{:>9}{:>8}{:>17}{:>18}{:>8}"
     lines = ["", "time as placed over time with broadcasts; mean +- 95 % over tasks and draws"]
     studies = zip(*(table[name].tolist() for name in ("model", "system", "placement")))
@@ -273,7 +328,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
         ]
         lines.append(line.format("predictor", "experts", "known", "speed-up", "tasks", "hidden"))
         for predictor in (name for name in PREDICTORS if name in of["predictor"]):
-            for count in dict.fromkeys(of["num_broadcast"].tolist()):
+            for count in sorted(set(of["num_broadcast"].tolist())):
                 lines.append(line.format(*_cells(of, predictor, count)))
     lines += ["", "published (HD-MoE): 1.02 to 1.22 with 2 experts, 1.03 to 1.37 with 5"]
     return "\n".join(lines)
@@ -295,15 +350,14 @@ def _cells(table, predictor: str, count: int) -> tuple[str, ...]:
     )
 
 
-def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def figures(table: dict[str, np.ndarray]) -> dict[str, Any]:
     """Speed-up by predictor and number of experts, one panel for each model and system."""
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     names = list(dict.fromkeys(table["model"]))
     systems = list(dict.fromkeys(table["system"]))
     figure, axes = plot.figure(len(systems), len(names), (3.2 * len(names), 2.8 * len(systems)))
     for (i, j), ax in np.ndenumerate(axes):
         of = plot.select(table, model=names[j], system=systems[i])
-        counts = list(dict.fromkeys(of["num_broadcast"].tolist()))
+        counts = sorted(set(of["num_broadcast"].tolist()))
         predictors = [name for name in PREDICTORS if name in of["predictor"]]
         for place, predictor in enumerate(predictors):
             picked = [

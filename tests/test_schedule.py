@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moejax import noc, routing, schedule
+from moejax import noc, routing, schedule, sweep
 from moejax._status import Status
 from tests.compilation import quick_compilation as quick_compilation
 from tests.conftest import REPOSITORY
@@ -438,44 +439,45 @@ class TestRunLayers:
 
 
 @pytest.fixture(scope="module")
-def sweep():
-    """`sweeps/prebroadcast.py` in small: (module, rows)."""
+def prebroadcast():
+    """`sweeps/prebroadcast.py` in small: (module, table)."""
     path = REPOSITORY / "sweeps" / "prebroadcast.py"
     spec = importlib.util.spec_from_file_location("prebroadcast", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     module.SYSTEMS, module.BATCH, module.SEEDS = ("nmp-2x2-2.5t-75g",), 32, 2
     module.COUNTS, module.WINDOWS, module.BEFORE, module.COUNTED = (0, 2), 6, 64, 32
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("MOEJAX_DATA", raising=False)
-        return module, [row for chunk in module.rows() for row in chunk]
+    return module, sweep.run(module.SWEEP(), progress=False).columns
 
 
 class TestSweep:
-    def test_rows(self, sweep):
-        module, rows = sweep
-        keys = [(row["predictor"], row["num_broadcast"], row["seed"]) for row in rows]
-        assert len(set(keys)) == len(rows) == 3 * 2 * 2
-        assert {row["predictor"] for row in rows} == set(module.PREDICTORS)
-        for row in rows:
-            if row["num_broadcast"] == 0:
-                assert row["speedup"] == 1
-            static = row["static_comp_us"] + row["static_comm_us"]
-            dynamic = row["dynamic_comp_us"] + row["dynamic_comm_us"] + row["exposed_us"]
-            np.testing.assert_allclose(row["speedup"], static / dynamic, rtol=1e-5)
+    def test_rows(self, prebroadcast):
+        module, table = prebroadcast
+        names = ("predictor", "num_broadcast", "seed")
+        assert len(set(zip(*(table[n].tolist() for n in names)))) == len(table["seed"]) == 3 * 2 * 2
+        assert set(table["predictor"]) == set(module.PREDICTORS) and set(table["status"]) == {"ok"}
+        np.testing.assert_array_equal(table["speedup"][table["num_broadcast"] == 0], 1)
+        static = table["static_comp_us"] + table["static_comm_us"]
+        dynamic = table["dynamic_comp_us"] + table["dynamic_comm_us"] + table["exposed_us"]
+        np.testing.assert_allclose(table["speedup"], static / dynamic, rtol=1e-5)
 
-    def test_the_next_gate_knows_more_than_counts(self, sweep):
+    def test_the_next_gate_knows_more_than_counts(self, prebroadcast):
         """The usual guess on a real residual stream, and a load that it relieves."""
-        _, rows = sweep
-        known = {row["predictor"]: row["accuracy"] for row in rows if row["seed"] == 0}
+        _, table = prebroadcast
+        known = dict(zip(table["predictor"].tolist(), table["accuracy"].tolist()))
         assert known["perfect"] == 1
         assert known["next gate"] > 0.4 and known["transitions"] < known["next gate"] < 1
-        gains = [r["speedup"] for r in rows if r["predictor"] == "perfect" and r["num_broadcast"]]
-        assert min(gains) > 1
+        relieved = (table["predictor"] == "perfect") & (table["num_broadcast"] > 0)
+        assert table["speedup"][relieved].min() > 1
 
-    def test_summary_and_picture(self, sweep):
-        module, rows = sweep
-        text = module.summary(rows)
+    def test_summary_and_picture(self, prebroadcast):
+        module, table = prebroadcast
+        text = module.summary(table)
         assert "zoo on nmp-2x2-2.5t-75g, expert parallel placement, B = 32" in text
         pytest.importorskip("matplotlib")
-        assert list(module.figures(rows)) == ["prebroadcast"]
+        assert list(module.figures(table)) == ["prebroadcast"]
+
+    def test_a_folder_without_placements(self, prebroadcast, tmp_path):
+        with raises("no hd-moe-reference/placements.npz there"):
+            prebroadcast[0].SWEEP(data=str(tmp_path))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from moejax import placement, routing, zoo
+from moejax import placement, routing, sweep, zoo
 from tests.compilation import quick_compilation as quick_compilation
 from tests.conftest import REPOSITORY
 
@@ -29,6 +29,18 @@ def load(name) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+SOURCE = (None, None)
+
+
+def fitted(mesh, system):
+    """Placements of the first model by method."""
+    known = list(placement.METHODS)
+    found = mesh.fit(SOURCE, dict(number=0), mesh._unnamed(system), known)
+    stack = found["placed"]
+    others = (jax.tree.map(lambda leaf, i=i: leaf[i], stack) for i in range(len(known) - 1))
+    return dict(zip(known, [found["reduced"], *others]))
 
 
 def halved(statistics, topology, costs, key):
@@ -55,7 +67,6 @@ def mesh():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(placement.METHODS, "node", searchless)
         patch.setitem(placement.METHODS, "node_link", halved)
-        patch.delenv("MOEJAX_DATA", raising=False)
         module = load("placement_on_mesh")
         module.SETTINGS, module.BATCH, module.SEEDS = SYSTEMS, BATCH, SEEDS
         module.GAMMA_BATCHES, module.GAMMA_LAYERS, module.GROUPS = (8, 16, 24), 1, 64
@@ -63,19 +74,8 @@ def mesh():
 
 
 @pytest.fixture(scope="module")
-def rows(mesh):
-    steps = []
-    found = [row for chunk in mesh.rows(progress=lambda *at: steps.append(at)) for row in chunk]
-    total = 2 * len(SYSTEMS) * len(placement.METHODS)
-    assert {whole for _, whole in steps} == {total}
-    done = [at for at, _ in steps]
-    assert done == sorted(done) and done[0] == 0 and done[-1] == total
-    return found
-
-
-@pytest.fixture(scope="module")
-def table(rows):
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+def table(mesh):
+    return sweep.run(mesh.SWEEP(), progress=False).columns
 
 
 def where(table, **equals):
@@ -98,6 +98,7 @@ class TestMesh:
     def test_names_of_numbers_have_units(self, table):
         ratios = {"gamma", "speedup", "max_mean_load", "memory_max_over_mean"}
         units = ("_us", "_mb", "tflop_s", "link_gb_s")
+        assert set(table["status"]) == {"ok"}
         for name, values in table.items():
             if values.dtype.kind == "f" and name not in ratios:
                 assert name.endswith(units), name
@@ -126,8 +127,8 @@ class TestMesh:
 
     @pytest.mark.parametrize("method", ["expert_parallel", "eplb", "node_link"])
     def test_compute_is_that_of_the_busiest_node(self, mesh, table, method):
-        case = mesh._cases(None)[0]
-        share = np.asarray(mesh._fit(case, SYSTEMS[0]).placements[method].share, float)
+        case = mesh._cases(SOURCE)[0]
+        share = np.asarray(fitted(mesh, SYSTEMS[0])[method].share, float)
         part, seed = case.parts[HALVES[1]], SEEDS - 1
         ids = np.asarray(routing.decode_batch(part, BATCH, key=jax.random.key(seed)))
         seconds = 0.0
@@ -140,7 +141,7 @@ class TestMesh:
         assert found["comp_us"][seed] == pytest.approx(1e6 * seconds, rel=1e-5)
 
     def test_halves_are_those_of_the_trace(self, mesh):
-        parts, trace = mesh._cases(None)[0].parts, zoo.trace()
+        parts, trace = mesh._cases(SOURCE)[0].parts, zoo.trace()
         both = np.concatenate([parts[half].expert_ids for half in HALVES], axis=1)
         np.testing.assert_array_equal(both, trace.expert_ids)
         assert [parts[half].num_sequences for half in HALVES] == [trace.num_sequences // 2] * 2
@@ -155,7 +156,7 @@ class TestMesh:
     def test_node_is_node_link_at_random_places(self, mesh, table):
         alone, both = where(table, method="node"), where(table, method="node_link")
         np.testing.assert_array_equal(alone["comp_us"], both["comp_us"])
-        found = mesh._fit(mesh._cases(None)[0], SYSTEMS[0]).placements
+        found = fitted(mesh, SYSTEMS[0])
         np.testing.assert_array_equal(
             both["memory_max_over_mean"][:1], alone["memory_max_over_mean"][:1]
         )
@@ -163,8 +164,8 @@ class TestMesh:
             assert sorted(place.tolist()) == list(range(NODES))
         assert np.asarray(found["node_link"].node_position)[0].tolist() == [3, 2, 1, 0]
 
-    def test_summary(self, mesh, rows, table):
-        lines = mesh.summary(rows).splitlines()
+    def test_summary(self, mesh, table):
+        lines = mesh.summary(table).splitlines()
         start = next(i for i, text in enumerate(lines) if text.startswith(f"zoo on {SYSTEMS[1]}"))
         assert "B = 16, 4 layers, gamma" in lines[start]
         line = next(text for text in lines[start:] if text.split()[:1] == ["eplb"])
@@ -178,9 +179,9 @@ class TestMesh:
         assert float(cells[5].removeprefix("+-")) == pytest.approx(half, abs=6e-4)
         assert float(cells[6]) == pytest.approx(old.mean(), abs=6e-4)
 
-    def test_pictures(self, mesh, rows):
+    def test_pictures(self, mesh, table):
         pytest.importorskip("matplotlib")
-        found = mesh.figures(rows)
+        found = mesh.figures(table)
         assert list(found) == ["speedup", "node_load", "share", "link_before_after"]
         panels = {name: len(figure.axes) for name, figure in found.items()}
         # Shares and links have a color bar each.
@@ -194,27 +195,34 @@ class TestMesh:
         ids = np.argsort(rng.random((32, 40, 8)), axis=-1)[..., :2].astype(np.uint8)
         np.savez(path, experts=ids, seq_start=np.array([0]))
         path.with_suffix(".json").write_text(json.dumps(dict(model="Mixtral-8x7B", experts=8)))
-        (case,) = mesh._cases(str(path))
-        assert (case.name, case.systems) == ("mixtral-8x7b", SYSTEMS)
+        (case,) = mesh._cases((str(path), None))
+        assert case.name == "mixtral-8x7b"
         # One sequence is cut in the middle.
         assert [part.num_tokens for part in case.parts.values()] == [20, 20]
         path.with_suffix(".json").write_text(json.dumps(dict(model="Homegrown", experts=8)))
         with pytest.raises(ValueError, match="no sizes known for its model, Homegrown"):
-            mesh._cases.__wrapped__(str(path))
+            mesh._cases.__wrapped__((str(path), None))
+        with pytest.raises(ValueError, match="no hd-moe-reference/placements.npz there"):
+            mesh.SWEEP(data=str(tmp_path))
 
-    def test_published_placements(self, mesh, data_dir, monkeypatch):
+    def test_methods_have_a_base(self, mesh):
+        with pytest.raises(ValueError, match="allowed is tensor_parallel and others"):
+            sweep.run(mesh.SWEEP().set(dict(method=["eplb", "hybrid"], seeds=1)), progress=False)
+
+    def test_published_placements(self, mesh, data_dir):
         if not (data_dir / "hd-moe-reference" / "placements.npz").is_file():
             pytest.skip("no published placements")
-        monkeypatch.setenv("MOEJAX_DATA", str(data_dir))
-        cases = list(mesh._real())
+        made = mesh.SWEEP(data=str(data_dir))
+        # 5 systems, 3 parts for each of 2 models, and 7 methods.
+        assert made.num_rows == 5 * 6 * SEEDS * 7
+        cases = mesh._cases((None, str(data_dir)))
         assert [case.name for case in cases] == ["mixtral-8x7b", "deepseek-v2-lite"]
         for case, (layers, experts) in zip(cases, ((32, 8), (6, 64))):
             assert case.model.num_moe_layers == layers
-            assert set(case.systems) == set(case.published) and len(case.systems) == 5
-            for name, placed in case.published.items():
+            for name in mesh.ALL:
+                placed = mesh._published(case, mesh._unnamed(name))
                 rows, columns = map(int, name.split("-")[1].split("x"))
                 assert placed.share.shape == (layers, experts, rows * columns)
-                assert placed.name == "hd-moe-reference"
             assert {part.expert_ids.shape[0] for part in case.parts.values()} == {layers}
             assert case.fitted_on in case.parts
 
@@ -228,14 +236,15 @@ def memory():
     module = load("placement_memory")
     module.SYSTEMS, module.FACTORS, module.GROUPS = SYSTEMS[:1], FACTORS, 64
 
-    def balance(path, name, factor):
-        del path, name
-        nodes = 1 if factor == np.inf else round(factor)
-        share = np.zeros((LAYERS, 32, NODES))
+    def balance(statistics, costs, num_nodes, factor):
+        del costs
+        nodes, layers = (1 if factor == np.inf else round(factor)), len(statistics.frequency)
+        share = np.zeros((layers, 32, num_nodes))
         for expert, copy in itertools.product(range(32), range(nodes)):
-            share[:, expert, (expert + copy) % NODES] += 1 / nodes
-        course = jnp.tile(jnp.array([3e-5, 2e-5]), (LAYERS, 1))
-        return SimpleNamespace(share=share, curve=course, bound=jnp.full(LAYERS, 1e-5))
+            share[:, expert, (expert + copy) % num_nodes] += 1 / nodes
+        course = jnp.tile(jnp.array([3e-5, 2e-5]), (layers, 1))
+        bound = jnp.full(layers, 1e-5)
+        return SimpleNamespace(share=jnp.asarray(share), curve=course, bound=bound)
 
     module._balance = balance
     return module
@@ -243,10 +252,10 @@ def memory():
 
 class TestMemory:
     def test_rows(self, memory):
-        rows = [row for chunk in memory.rows() for row in chunk]
-        table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        table = sweep.run(memory.SWEEP(), progress=False).columns
         infinite = float("inf")
-        cases = [(name, infinite) for name in memory.BASELINES] + [("node", f) for f in FACTORS]
+        cases = [(name, infinite) for name in memory.METHODS[:-1]]
+        cases += [("node", factor) for factor in FACTORS]
         found = zip(table["method"].tolist(), table["memory_factor"].tolist())
         assert list(found) == [case for case in cases for _ in HALVES]
         np.testing.assert_allclose(table["total_us"], table["comp_us"] + table["comm_us"])
@@ -257,14 +266,14 @@ class TestMemory:
         work = LAYERS * 4 * memory.BATCH * 6 * HIDDEN * INNER
         np.testing.assert_allclose(even["comp_us"], 1e6 * work / (NODES * 2.5e12), rtol=1e-4)
         np.testing.assert_allclose(even["memory_max_over_mean"], 1, rtol=1e-5)
-        text = memory.summary(rows)
+        text = memory.summary(table)
         assert f"zoo on {SYSTEMS[0]}, B = 128" in text
         line = next(line for line in text.splitlines() if line.split()[:2] == ["node", "2"])
         assert float(line.split()[4]) == pytest.approx(
             where(table, memory_factor=2, unseen=True)["total_us"][0], abs=0.06
         )
         pytest.importorskip("matplotlib")
-        assert list(memory.figures(rows)) == ["memory", "convergence"]
+        assert list(memory.figures(table)) == ["memory", "convergence"]
 
     def test_the_search_gets_the_cap(self, monkeypatch):
         module, caps = load("placement_memory"), []
@@ -275,12 +284,13 @@ class TestMemory:
             return jnp.zeros((layer.num_experts, num_nodes))
 
         monkeypatch.setattr(placement, "node_balance", node_balance, raising=False)
-        assert module._balance(None, SYSTEMS[0], 1.5).shape == (LAYERS, 32, NODES)
-        module._balance(None, SYSTEMS[0], float("inf"))
+        statistics = module._case(None)[2][HALVES[0]]
+        assert module._balance(statistics, None, NODES, 1.5).shape == (LAYERS, 32, NODES)
+        module._balance(statistics, None, NODES, float("inf"))
         assert caps == [1.5, None]
 
     def test_unknown_model(self, tmp_path):
         module, path = load("placement_memory"), tmp_path / "trace.npz"
         routing.save(routing.RoutingTrace(np.zeros((1, 4, 1), int), 4, model="homegrown"), path)
         with pytest.raises(ValueError, match="no sizes known for its model, homegrown"):
-            list(module.rows(trace=str(path)))
+            module._case(str(path))
