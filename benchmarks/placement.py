@@ -164,8 +164,8 @@ def large() -> None:
         told = ", ".join(f"{key} {value / float(found.total):.3f}" for key, value in others.items())
         relaxed = float(mp.lp_bound(common, costs, 64) / total(found.share, common))
         gain = float(linked.start_makespan / linked.makespan)
-        print(f"{name:9} {taken:5.1f} s, with Link Balance {both:5.1f} s, {gain:.2f}: {told}; LP of "
-              f"the 500 commonest groups {relaxed:.3f}", flush=True)  # fmt: skip
+        print(f"{name:9} {taken:5.1f} s, with Link Balance {both:5.1f} s, {gain:.2f}: {told}; "
+              f"LP of the 500 commonest groups {relaxed:.3f}", flush=True)  # fmt: skip
 
 
 def mapped(share, statistics, costs, bandwidth) -> mp.LinkBalance:
