@@ -30,7 +30,8 @@ MODES: tuple[Switching, ...] = ("store_and_forward", "cut_through")
 SPREAD = 6.0
 """Standard deviations beyond which no drawn batch is expected."""
 ROOM = 256
-"""Rooms are multiples of this, so that layers share a compilation."""
+"""Rooms are multiples of this or of an eighth of all messages that there could be, whichever is
+more, so that layers and settings share a compilation."""
 HOTTEST = 0.05
 COLDEST = 0.0005
 """First and last temperature of annealing, in units of the start's score."""
@@ -62,7 +63,9 @@ def message_room(
         mean = part @ touched
         deviation = np.sqrt(part @ (touched - mean) ** 2)
         most = max(most, num_tokens * mean + SPREAD * np.sqrt(num_tokens) * deviation)
-    return min(-(-int(most + 1) // ROOM) * ROOM, num_tokens * hosts.shape[-1])
+    all_messages = num_tokens * hosts.shape[-1]
+    step = max(ROOM, all_messages // 8)
+    return min(-(-int(most + 1) // step) * step, all_messages)
 
 
 def drawn_messages(
