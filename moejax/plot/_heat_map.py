@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moejax.plot._columns import dress_columns, is_log, label_of, tilt
-from moejax.plot._style import INK, LABEL, SOFT_INK, TICK, require_matplotlib
+from moejax.plot._style import INK, LABEL, SOFT_INK, TICK, log_ticks, require_matplotlib
 from moejax.plot._table import Table, check_unique, column, numbers
 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+CELL = 0.34  # inches that a number needs
 
 
 def heat_map(table: Table, ax: "Axes", *, x: str, y: str, value: str, title: str = "") -> "Axes":
@@ -22,7 +25,7 @@ def heat_map(table: Table, ax: "Axes", *, x: str, y: str, value: str, title: str
         a number is crossed out.
 
     **Returns:** `ax`, with a color bar, logarithmic where all is above 0 and spans a factor of 10;
-    numbers are written into the cells of a small map.
+    numbers are written into the cells where they have room.
 
     **Raises:** `ValueError` as `lines`.
     """
@@ -50,7 +53,7 @@ def heat_map(table: Table, ax: "Axes", *, x: str, y: str, value: str, title: str
     image = ax.imshow(grid, origin="lower", aspect="auto", cmap="cividis", norm=norm)
     for line, place in np.argwhere(~np.isfinite(grid)):
         ax.text(place, line, "×", ha="center", va="center", color=SOFT_INK, fontsize=TICK)
-    if grid.size <= 150:
+    if _room(ax) / len(columns) >= CELL and grid.size <= 400:
         _write_cells(ax, grid, image)
     dress_columns(ax, title, f"color: {label_of(value)}", x, y)
     ax.grid(False)
@@ -60,9 +63,18 @@ def heat_map(table: Table, ax: "Axes", *, x: str, y: str, value: str, title: str
     tilt(ax, columns)
     bar = ax.figure.colorbar(image, ax=ax, pad=0.02)
     bar.set_label(label_of(value), fontsize=LABEL, color=INK)
-    bar.ax.tick_params(labelsize=TICK, colors=SOFT_INK, length=0)
+    if isinstance(norm, LogNorm):
+        log_ticks(bar.ax.yaxis, finite.min(), finite.max())
+    bar.ax.tick_params(which="both", labelsize=TICK, colors=SOFT_INK, length=0)
     bar.outline.set_visible(False)  # pyright: ignore
     return ax
+
+
+def _room(ax: "Axes") -> float:
+    """Inches that the cells share, about: words beside them and the color bar take the rest."""
+    place = ax.get_subplotspec()
+    columns = 1 if place is None else place.get_gridspec().ncols
+    return 0.62 * ax.figure.get_figwidth() / columns  # pyright: ignore
 
 
 def _places(values: np.ndarray) -> tuple[list[str], np.ndarray]:

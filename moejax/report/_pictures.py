@@ -59,9 +59,12 @@ def draw(rows: Rows, layout: Layout, over: Sequence[str] = (), *, title: str = "
     if layout.kind != "pareto":
         _check_rest(rows, layout, over)
     panels = _values(rows, layout.panel, MOST_PANELS, "panel")
-    many = min(len(panels), 3)
+    # A heat map needs room for words and a color bar of its own.
+    most = 2 if layout.kind == "heat" or len(panels) == 4 else 3
+    many = min(len(panels), most)
     lines = -(-len(panels) // many)
-    figure, axes = plot.figure(lines, many, (9.0 if many > 1 else 8.0, 0.6 + 3.7 * lines))
+    size = (11.0 if layout.kind == "heat" else 9.0) if many > 1 else 8.0, 0.6 + 3.7 * lines
+    figure, axes = plot.figure(lines, many, size)
     for i, value in enumerate(panels):
         here = rows if value is None else rows.take(rows[str(layout.panel)] == value)
         words = title if value is None else str(value)
