@@ -69,6 +69,7 @@ def tiny(family, dtype="float32"):
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     config = getattr(transformers, f"{family}Config")(**(SHAPE | FAMILIES[family]))
     torch.manual_seed(7)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()

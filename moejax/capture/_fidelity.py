@@ -4,11 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moejax import metrics
+from moejax._typing import Array
 from moejax.capture._bridge import to_jax
 from moejax.capture._experts import ExpertProbe
 from moejax.capture._families import Layer, find_layers
@@ -160,10 +162,9 @@ class _Rows:
         for index in range(len(layers)):
             scores = np.concatenate([kept.scores[index] for kept in self._kept])[:_DEALT]
             one = _for_scores(gate.layer(index), layers[index])
-            choose = lambda s, one=one: one(s).expert_ids
             key = jax.random.key(seed)
             scores, count = jnp.asarray(scores), min(batch, len(scores))
-            found = metrics.neighbor_sensitivity(choose, scores, batch=count, key=key)
+            found = metrics.neighbor_sensitivity(_Ids(one), scores, batch=count, key=key)
             values.append(float(found))
         return {"neighbor_sensitivity": measured(np.array(values), "of choices", "layers")}
 
@@ -194,6 +195,15 @@ def _over_windows(name: str, values: np.ndarray) -> Measure:
         root = float(np.sqrt(mean))
         return Measure(root, float(half / (2 * root)) if root else float(half), unit, "windows")
     return measured(values, unit, "windows")
+
+
+class _Ids(eqx.Module):
+    """A gate that only says which experts: a pytree, so that all layers share one program."""
+
+    gate: HardwareAwareGate
+
+    def __call__(self, scores: Array) -> Array:
+        return self.gate(scores).expert_ids
 
 
 def _for_scores(gate: HardwareAwareGate, layer: Layer) -> HardwareAwareGate:
