@@ -74,7 +74,7 @@ def _text(value: object) -> str:
 def _summary(every, rows, found, shown, goals, options, asked) -> str:
     over = report.averaged_axes(every, asked.over)
     means = f", means over {', '.join(over)}" if over else ""
-    lines = [f"{len(rows)} rows to choose from{means}"]
+    lines = [f"{len(rows)} {'row' if len(rows) == 1 else 'rows'} to choose from{means}"]
     if len(goals) > 1:
         lines[0] += f"; {len(found)} on the Pareto front of {', '.join(goals)}"
     if len(shown) < len(found) and len(goals) > 1:
