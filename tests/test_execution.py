@@ -210,7 +210,7 @@ def test_kernels_that_reach_less_take_longer_by_as_much():
     np.testing.assert_allclose(slower.gpu_time, 2 * same.gpu_time, rtol=0.02)
     launched = report_of(efficiency=GPUEfficiency(5e-6, 0.5, 0.5))
     np.testing.assert_allclose(launched.gpu_time - slower.gpu_time, 5e-6, rtol=1e-3)
-    spilling = report_of(efficiency=GPUEfficiency(0.0, 0.5, 0.5, spill=True))
+    spilling = report_of(efficiency=GPUEfficiency(0.0, 0.5, 0.5, spill=1.0))
     # 8 tokens of 3 experts, three inner activations of 96 in two bytes.
     more = 8 * 3 * 3 * 96 * 2 / 1e11
     np.testing.assert_allclose(spilling.offchip_time - slower.offchip_time, more, rtol=1e-3)

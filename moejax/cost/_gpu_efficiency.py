@@ -22,7 +22,7 @@ class GPUEfficiency(eqx.Module):
     - `launch_time`: s that a layer takes whatever it does (kernel launches, sorting, combining).
     - `bandwidth`, `compute`: reached shares of the peaks, in (0, 1].
     - `sharpness`: 1 (memory and compute add up) or more.
-    - `spill`: whether activations inside the experts go through memory too.
+    - `spill`: share of the activations inside experts that go through memory too, in [0, 1].
 
     **Raises:** `ValueError` naming field, value and what is allowed.
     """
@@ -31,12 +31,13 @@ class GPUEfficiency(eqx.Module):
     bandwidth: FloatScalar = eqx.field(converter=as_float)
     compute: FloatScalar = eqx.field(converter=as_float)
     sharpness: FloatScalar = eqx.field(converter=as_float, default=64.0)
-    spill: bool = eqx.field(static=True, default=False)
+    spill: FloatScalar = eqx.field(converter=as_float, default=0.0)
 
     def __check_init__(self) -> None:
         owner = "GPUEfficiency"
         check_non_negative(owner, "launch_time", self.launch_time)
         check_range(owner, "sharpness", self.sharpness, 1.0, 1e6, open_low=False)
+        check_range(owner, "spill", self.spill, 0.0, 1.0, open_low=False)
         for field in ("bandwidth", "compute"):
             check_range(owner, field, getattr(self, field), 0.0, 1.0, open_low=True)
 
@@ -59,11 +60,15 @@ class GPUEfficiency(eqx.Module):
 # finds these numbers again. Root mean square error 5.5 %; worst 18 % with 8 experts, whose weights
 # stay in the cache between two runs of a benchmark, and 7.6 % with 16 or more.
 _MEASURED: dict[str, float] = dict(
-    launch_time=35.1e-6, bandwidth=0.847, compute=0.560, sharpness=2.74, spill=True
+    launch_time=35.1e-6, bandwidth=0.847, compute=0.560, sharpness=2.74, spill=1.0
 )
 _FITTED = "fitted to MoE layers of Qwen3-30B-A3B on an RTX PRO 6000 (LLMServingSim, commit 5daddb2)"
 
 GPU_EFFICIENCIES: dict[str, tuple[dict[str, float], str]] = {
+    "roofline": (
+        dict(launch_time=0.0, bandwidth=1.0, compute=1.0, sharpness=1e4),
+        "the peaks of the data sheet, as Sieve (arXiv 2605.11277) simulates",
+    ),
     "attacc": (
         dict(launch_time=0.0, bandwidth=0.85, compute=0.80),
         "shares of AttAcc's public simulator",
@@ -74,7 +79,7 @@ GPU_EFFICIENCIES: dict[str, tuple[dict[str, float], str]] = {
         f"{_FITTED}, without its 35 us a layer, as if all kernels were launched ahead",
     ),
 }
-"""Fields of `GPUEfficiency` by name, with their source. The bare roofline needs none."""
+"""Fields of `GPUEfficiency` by name, with their source."""
 
 
 def gpu_efficiency(name: str) -> GPUEfficiency:

@@ -11,7 +11,10 @@ never go through pyplot, so a backend chosen elsewhere stays as it is.
 """
 
 from moejax.plot._bins import expert_bins as expert_bins
+from moejax.plot._breakdown import breakdown as breakdown
+from moejax.plot._breakdown import channel_utilization as channel_utilization
 from moejax.plot._columns import label_of as label_of
+from moejax.plot._gantt import gantt as gantt
 from moejax.plot._gating import coefficient_map as coefficient_map
 from moejax.plot._gating import moved_choices as moved_choices
 from moejax.plot._gating import speedup_fidelity as speedup_fidelity
@@ -35,11 +38,14 @@ from moejax.plot._timeline import link_timeline as link_timeline
 
 __all__ = [
     "PolicyStyle",
+    "breakdown",
+    "channel_utilization",
     "coefficient_map",
     "convergence",
     "expert_bins",
     "expert_shares",
     "figure",
+    "gantt",
     "heat_map",
     "label_of",
     "lines",

@@ -5,6 +5,10 @@
 costs, `_moe_layers.py` places experts, `_report.py` is what comes back, `_tables.py` turns it into
 columns. `sensitivity` says which hardware number matters.
 
+Beyond ideal overlap: `_execution.py` says how tasks may be ordered, `_task_times.py` how long each
+takes, `_graph_time.py` when it runs, `_timeline.py` shows one layer. `_prefill.py` and `_memory.py`
+hold what prompts cost and whether everything fits; `_contexts.py` draws context lengths.
+
 Near-memory systems: `_place.py` fits a placement, `_near_memory_evaluate.py` times it over the
 simulated network, `_near_memory.py` and `_accounting.py` say what everything else costs.
 """
@@ -44,6 +48,8 @@ from moejax.serving._sensitivity import sensitivity as sensitivity
 from moejax.serving._tables import columns as columns
 from moejax.serving._tables import expert_rows as expert_rows
 from moejax.serving._tables import partition_layers as partition_layers
+from moejax.serving._timeline import layer_timeline as layer_timeline
+from moejax.serving._timeline import timeline_rows as timeline_rows
 from moejax.serving._workload import Workload as Workload
 from moejax.serving._workload import route as route
 from moejax.serving._workload import routing_source as routing_source
@@ -74,6 +80,7 @@ __all__ = [
     "evaluate_placement",
     "expert_rows",
     "expert_time_table",
+    "layer_timeline",
     "mean_and_interval",
     "mean_by",
     "memory_detail",
@@ -88,4 +95,5 @@ __all__ = [
     "route",
     "routing_source",
     "sensitivity",
+    "timeline_rows",
 ]

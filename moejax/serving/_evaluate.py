@@ -160,8 +160,8 @@ def compare(
         raise ValueError(f"policies = {names}: allowed is every name once")
     if isinstance(believed, PIMCostTable) and believed.max_tokens < workload.num_slots:
         raise ValueError(
-            f"believed covers {believed.max_tokens} tokens: allowed is max_batch (with prompts, "
-            f"num_slots) = {workload.num_slots} or more"
+            f"believed covers {believed.max_tokens} tokens: allowed is max_batch = "
+            f"{workload.num_slots} or more (tokens of prompts count)"
         )
     for each in (system, believed):
         if isinstance(each, System):

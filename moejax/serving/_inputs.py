@@ -38,4 +38,5 @@ def input_status(
         shares = jnp.stack([efficiency.bandwidth, efficiency.compute])
         fine_rates &= jnp.all((shares > 0) & (shares <= 1))
         fine_costs &= (efficiency.launch_time >= 0) & (efficiency.sharpness >= 1)
+        fine_costs &= (efficiency.spill >= 0) & (efficiency.spill <= 1)
     return merge(flag(~fine_costs, Status.BAD_COST), flag(~fine_rates, Status.BAD_RATE))

@@ -130,8 +130,8 @@ def score_layers(
 
     def one_gpu(on_gpu, counts, fixed, traffic) -> _Share:
         costs = true.at(fixed, traffic)
-        if efficiency is not None and efficiency.spill:
-            costs = spilled(model, costs)
+        if efficiency is not None:
+            costs = spilled(model, costs, efficiency)
         return _share(on_gpu, counts, costs, num_groups, energy, efficiency)
 
     def one_layer(share: _Share, status, traffic, attention_time) -> Layer:
@@ -160,9 +160,9 @@ def routing_map_time(model: MoEModel, system: System, requests: Requests) -> Flo
     return all_gather_time(gathered, system.num_gpus, system.link)
 
 
-def spilled(model: MoEModel, costs: PartitionCosts) -> PartitionCosts:
-    """The same with the activations inside experts going through memory."""
-    inner = 3.0 * model.moe_intermediate * model.precision.activation_bits / 8
+def spilled(model: MoEModel, costs: PartitionCosts, efficiency: GPUEfficiency) -> PartitionCosts:
+    """The same with activations inside experts going through memory."""
+    inner = 3.0 * efficiency.spill * model.moe_intermediate * model.precision.activation_bits / 8
     return eqx.tree_at(lambda c: c.token_bytes, costs, costs.token_bytes + inner)
 
 

@@ -104,8 +104,8 @@ def expert_times(
 
     def one_gpu(on_gpu, own, counts, fixed, traffic) -> dict[str, Array]:
         costs = true.at(fixed, traffic)
-        if kernels.efficiency is not None and kernels.efficiency.spill:
-            costs = spilled(model, costs)
+        if kernels.efficiency is not None:
+            costs = spilled(model, costs, kernels.efficiency)
         inside = jnp.clip(counts, 0, costs.max_tokens)
         load = load_of(on_gpu, inside, costs, num_groups)
         early = _early(on_gpu, own, inside, execution)
