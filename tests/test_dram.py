@@ -330,6 +330,22 @@ def test_one_scan_gives_all_counts_and_orders_rank():
     assert rows[2] - rows[1] < 0.8 * rows[1]
 
 
+def test_an_expert_is_two_gemvs_at_refresh_phases_in_turn():
+    pim = hardware.PIMS["hbm-pim"].build()
+    phases = jnp.array([0.0, 1e-6, 3.85e-6])
+    times = jax.jit(lambda p: dram.expert_times(256, 128, 2, pim, p))(phases)
+    assert times.shape == (3, 3) and np.all(times[:, 0] == 0)
+    gemv = jax.jit(lambda p: dram.gemv_times(256, 256, 2, pim, phase=p))
+    down = jax.jit(lambda p: dram.gemv_times(256, 128, 2, pim, phase=p))
+    for row, (first, second) in enumerate(((0, 1), (1, 2), (2, 0))):
+        expected = gemv(phases[first]) + down(phases[second])
+        np.testing.assert_allclose(times[row], expected, rtol=1e-6)
+    # The last phase meets a refresh at once, the others in no such short time.
+    assert times[2, 1] > times[0, 1] + 0.9 * pim.timing.rfc
+    with pytest.raises(ValueError, match=r"phases has shape \(\): allowed is .phases."):
+        dram.expert_times(256, 128, 2, pim, 0.0)
+
+
 def test_contention_of_gpu_reads():
     """Dual row buffers overlap, single ones do not, and changing over costs more than waiting."""
     pim = hardware.PIMS["hbm-pim"].build()

@@ -5,6 +5,8 @@ layer; `score` says what any choice costs. `sieve` and `best_prefix` share the l
 `_ladder.py`; `optimal` is the yardstick; the baselines are `no_exp`, `all_exp`, `few_tokens`,
 `pimoe_threshold` and `pimoe_channel`.
 
+`_online.py` runs Sieve on a cost table that learns while batches come.
+
 Every policy has the signature `policy(tokens_per_expert, costs) -> Partition`, takes one layer of
 one GPU, and is batched with `jax.vmap`.
 """
@@ -20,6 +22,8 @@ from moejax.partition._baselines import isolated_threshold as isolated_threshold
 from moejax.partition._baselines import no_exp as no_exp
 from moejax.partition._baselines import pimoe_channel as pimoe_channel
 from moejax.partition._baselines import pimoe_threshold as pimoe_threshold
+from moejax.partition._online import OnlineRun as OnlineRun
+from moejax.partition._online import run_online as run_online
 from moejax.partition._optimal import optimal as optimal
 from moejax.partition._score import channel_load as channel_load
 from moejax.partition._score import load_of as load_of
@@ -31,6 +35,7 @@ from moejax.partition._validate import status_of as status_of
 
 __all__ = [
     "Load",
+    "OnlineRun",
     "Partition",
     "PartitionCosts",
     "Times",
@@ -44,6 +49,7 @@ __all__ = [
     "optimal",
     "pimoe_channel",
     "pimoe_threshold",
+    "run_online",
     "score",
     "sieve",
     "status_of",

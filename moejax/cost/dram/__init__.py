@@ -5,7 +5,7 @@ Reading guide:
 - `_timing`: `ChannelTiming`, all times between commands, and the table of which pair needs which.
 - `_engine`: `issue`, the scan that sends every command of a stream as early as its resources allow.
 - `_streams`: the commands of a GEMV on three machines.
-- `_gemv`: `gemv_time` and `gemv_times`.
+- `_gemv`: `gemv_time`, `gemv_times` for all counts, `expert_times` at all refresh phases.
 - `_contention`: GPU reads in between.
 
 It imports nothing from the cost table or the rooflines, so that they can be held against it. The
@@ -18,6 +18,7 @@ from moejax.cost.dram._engine import Issued as Issued
 from moejax.cost.dram._engine import Stream as Stream
 from moejax.cost.dram._engine import issue as issue
 from moejax.cost.dram._gemv import ORDERS as ORDERS
+from moejax.cost.dram._gemv import expert_times as expert_times
 from moejax.cost.dram._gemv import gemv_time as gemv_time
 from moejax.cost.dram._gemv import gemv_times as gemv_times
 from moejax.cost.dram._timing import KERNELS as KERNELS
@@ -34,6 +35,7 @@ __all__ = [
     "Contention",
     "Issued",
     "Stream",
+    "expert_times",
     "gemv_time",
     "gemv_times",
     "in_clocks",

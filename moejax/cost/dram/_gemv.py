@@ -115,6 +115,39 @@ def gemv_times(
     return jax.vmap(one)(jnp.arange(max_tokens + 1))
 
 
+def expert_times(
+    hidden: int,
+    intermediate: int,
+    max_tokens: int,
+    pim: BankPIM,
+    phases: Float[Array, " phases"],
+    kernel: str = "b200",
+    order: str = "token_outer",
+    **options: Any,
+) -> Float[Array, "phases counts"]:
+    """Time of a gated expert for 0 .. `max_tokens` tokens, at each of some refresh phases.
+
+    Gate and up share the vector, so they are one `[2 * intermediate, hidden]` GEMV; the down
+    projection follows. The GPU applies the activation in between, so it starts at a phase of its
+    own: the next one of `phases`. Row i is a sample of what one execution takes; the mean over rows
+    is its expectation.
+
+    **Arguments:** `phases`, [phases] in s, evenly spread over 0 .. tREFI; others as `gemv_times`.
+
+    **Returns:** [phases, max_tokens + 1] in s.
+    """
+    phases = as_float(phases)
+    if phases.ndim != 1:
+        raise ValueError(f"expert_times: phases has shape {phases.shape}: allowed is [phases]")
+    shapes = ((2 * intermediate, hidden), (hidden, intermediate))
+    starts = (phases, jnp.roll(phases, -1))
+    time = jnp.zeros(())
+    for (rows, columns), start in zip(shapes, starts):
+        one = functools.partial(gemv_times, rows, columns, max_tokens, pim, kernel, order)
+        time = time + jax.vmap(lambda phase, one=one: one(phase=phase, **options))(start)
+    return time
+
+
 class _Given(NamedTuple):
     outputs: Any
     inputs: Any
