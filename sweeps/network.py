@@ -16,7 +16,6 @@ same network), with the published 4 B an element and with 1 B.
 
 import functools
 import itertools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax import models, noc, placement, plot, routing, serving, zoo
+from moejax.sweep import Axis, Sweep
 
 
 ZOO_COST_MODEL = "mixtral-8x7b"
@@ -34,7 +34,7 @@ TOPOLOGIES = {
     "torus 4x8": functools.partial(noc.torus, 4, 8),
     "fat tree 32": noc.fat_tree,
 }
-BANDWIDTHS = (25e9, 50e9, 75e9)  # as in HDA-MoE
+BANDWIDTHS_GB_S = (25.0, 50.0, 75.0)  # as in HDA-MoE
 BATCHES = (16, 32, 64, 128)
 LAYERS, SEEDS = 4, 2
 PLACEMENTS = {  # bytes of an element
@@ -44,162 +44,171 @@ PLACEMENTS = {  # bytes of an element
     "tensor parallel, 1 B": noc.SIMULATED_BYTES_PER_ELEMENT,
 }
 SHOWN = dict(bandwidth_gb_s=50.0, batch=128)
-AT_ONCE = 8  # of a batch; more would not stay in the processor's cache
+AT_ONCE = 8  # sets of messages; more would not stay in the processor's cache
 
 
-class Traffic(NamedTuple):
-    """Messages of every case: [placements, batches, layers * seeds], and which layer is which."""
+class Study(NamedTuple):
+    """Routing, the model that gives the sizes, a name, and the layers looked at."""
 
+    trace: routing.RoutingTrace
     model: models.MoEModel
     name: str
     layers: tuple[int, ...]
-    messages: noc.Messages
 
 
-def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
-    """One row per topology, switching, placement, bandwidth, batch size, layer and seed."""
-    traffic = _traffic(trace)
-    jobs = list(itertools.product(TOPOLOGIES, noc.SWITCHING))
-    for done, (topology, switching) in enumerate(jobs):
-        if progress is not None:
-            progress(done, len(jobs))
-        found = _run(traffic.messages, jnp.array(BANDWIDTHS), topology, switching)
-        yield _tidy(traffic, topology, switching, *found)
-    if progress is not None:
-        progress(len(jobs), len(jobs))
+class Draw(NamedTuple):
+    """Of one seed: expert ids [layers, tokens, top_k], shares [2 placements, layers, ...]."""
+
+    ids: jax.Array
+    share: jax.Array
+    key: jax.Array
+
+
+def SWEEP(*, trace: str | None = None) -> Sweep:
+    """Messages are made on the host side, once for all networks that carry them."""
+    study = _study(trace)
+
+    def messages(placement, batch, layer, seed):
+        return dict(messages=_messages(trace, placement, batch, layer, seed))
+
+    def about(placement):
+        known = dict(model=study.name, cost_model=study.model.name)
+        known |= dict(hop_latency_ns=HOP_LATENCY / 1e-9)
+        return known | dict(bytes_per_element=PLACEMENTS[placement])
+
+    return Sweep(
+        [
+            Axis("topology", list(TOPOLOGIES), static=True),
+            Axis("switching", list(noc.SWITCHING), static=True),
+            Axis("placement", list(PLACEMENTS)),
+            Axis("batch", _batches(study.trace)),
+            Axis("layer", study.layers),
+            Axis("bandwidth_gb_s", BANDWIDTHS_GB_S, inner=True),
+        ],
+        report,
+        seeds=SEEDS,
+        prepare=messages,
+        about=about,
+        columns=columns,
+        width=AT_ONCE,
+    )
+
+
+def report(config: dict[str, Any], key) -> dict[str, Any]:
+    """Reports and lower bounds [bandwidths] of one set of messages on one network."""
+    del key  # tokens and aggregators were drawn with the messages
+    messages, switching = config["messages"], config["switching"]
+
+    def one(bandwidth):
+        network = _network(config["topology"], bandwidth)
+        found = noc.simulate(network, messages, switching=switching)
+        return found, noc.link_load_bound(network, messages)
+
+    bandwidths = 1e9 * config["bandwidth_gb_s"]
+    reports, bounds = jax.vmap(one)(bandwidths)
+    sent = jnp.sum(messages.valid)[None]
+    number = list(TOPOLOGIES).index(config["topology"])
+    return dict(report=reports, bound=bounds, sent=sent, network=number, bandwidths=bandwidths)
+
+
+def columns(found: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Columns [calls, bandwidths]; calls of one program have one topology."""
+    name = list(TOPOLOGIES)[found["network"][0]]
+    table: dict[str, Any] = {}
+    for at, bandwidth in enumerate(found["bandwidths"][0].tolist()):
+        of = jax.tree.map(lambda x, at=at: x[:, at], found["report"])
+        for column, values in noc.columns(_network(name, bandwidth), of).items():
+            table.setdefault(column, []).append(values)
+    table = {column: np.stack(values, axis=1) for column, values in table.items()}
+    # There and back, or the two steps of an all-reduce.
+    table["comm_us"] = 2 * table["makespan_us"]
+    return table | dict(messages=found["sent"], bound_us=found["bound"].astype(np.float64) / 1e-6)
 
 
 def _network(topology: str, bandwidth: Any) -> noc.Topology:
     return TOPOLOGIES[topology](bandwidth=bandwidth, hop_latency=HOP_LATENCY)
 
 
-@functools.partial(jax.jit, static_argnames=("topology", "switching"))
-def _run(messages, bandwidths, topology: str, switching):
-    """Reports and lower bounds, [placements, batches, layers * seeds, bandwidths]."""
+@functools.lru_cache(maxsize=2)
+def _study(path: str | None) -> Study:
+    if path is None:
+        trace, model, name = zoo.trace(), models.get(ZOO_COST_MODEL), "zoo"
+    else:
+        trace = routing.load(path)
+        if trace.model not in models.MODELS:
+            raise ValueError(f"{path}: no sizes known for its model, {trace.model or 'unnamed'}")
+        model, name = models.get(trace.model), trace.model
+    keep = np.unique(np.linspace(0, trace.num_layers - 1, LAYERS).round().astype(int))
+    return Study(trace, model, name, tuple(keep.tolist()))
 
-    def one(messages, bandwidth):
-        network = _network(topology, bandwidth)
-        report = noc.simulate(network, messages, switching=switching)
-        return report, noc.link_load_bound(network, messages)
 
-    cases = messages.status.shape
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(cases) :]), messages)
-    each = lambda messages: jax.vmap(one, in_axes=(None, 0))(messages, bandwidths)
-    found = jax.lax.map(each, flat, batch_size=AT_ONCE)
-    return jax.tree.map(lambda x: x.reshape(*cases, *x.shape[1:]), found)
+def _batches(trace: routing.RoutingTrace) -> list[int]:
+    valid = int(np.count_nonzero(trace.valid))
+    return [batch for batch in BATCHES if batch <= valid]
+
+
+@functools.lru_cache(maxsize=64)
+def _draw(path: str | None, seed: int) -> Draw:
+    """Tokens, and placements: experts dealt to nodes by seed, or split by load."""
+    trace, _, _, layers = _study(path)
+    key, keep = jax.random.key(seed), np.array(layers)
+    loads = placement.trace_statistics(trace, max_groups=1).frequency[keep]
+    most = max(_batches(trace))
+    ids = routing.decode_batch(trace, most, key=key, reuse=True)[keep]
+    dealt = placement.expert_parallel(loads.shape[-1], NODES, key=key)
+    split = jax.vmap(lambda load: placement.hybrid(load, NODES, REGIONS))(loads)
+    return Draw(ids, jnp.stack(jnp.broadcast_arrays(dealt[None], split)), key)
 
 
 @functools.lru_cache(maxsize=2)
-def _traffic(path: str | None) -> Traffic:
-    trace, model, name = _case(path)
-    keep = np.unique(np.linspace(0, trace.num_layers - 1, LAYERS).round().astype(int))
-    loads = placement.trace_statistics(trace, max_groups=1).frequency[keep]
-    keys = jax.vmap(jax.random.key)(jnp.arange(SEEDS))
-    batches = _batches(trace)
-    draw = lambda key: routing.decode_batch(trace, max(batches), key=key, reuse=True)
-    ids = jnp.stack([draw(key) for key in keys], axis=1)[keep]  # [layers, seeds, tokens, top_k]
-    cases = (ids, _shares(loads, keys), keys, noc.token_bytes(model.hidden), batches)
-    room = int(_gathers(*cases, None).valid.sum(-1).max())
-    room = -(-max(room, NODES * NODES) // 64) * 64  # of an all-reduce, too
-    gathers = _gathers(*cases, room)
-    reduces = _all_reduces(model.hidden, batches, len(keep) * SEEDS, room)
-    messages = jax.tree.map(lambda *parts: jnp.concatenate(parts), gathers, reduces)
-    return Traffic(model, name, tuple(keep.tolist()), messages)
+def _room(path: str | None) -> int:
+    """Messages of the largest batch, of which arrays have room for all: one program for all."""
+    most = 0
+    for seed, place in itertools.product(range(SEEDS), range(2)):
+        draw = _draw(path, seed)
+        made = jax.vmap(_gather, in_axes=(0, 0, None, None, None, None))
+        sent = made(draw.ids, draw.share[place], draw.key, 1.0, draw.ids.shape[1], None).valid
+        most = max(most, int(sent.sum(-1).max()))
+    return -(-max(most, NODES * NODES) // 64) * 64  # of an all-reduce, too
 
 
-def _case(path: str | None):
-    """(trace, model that gives the sizes, name of the study)."""
-    if path is None:
-        return zoo.trace(), models.get(ZOO_COST_MODEL), "zoo"
-    trace = routing.load(path)
-    if trace.model not in models.MODELS:
-        raise ValueError(f"{path}: no sizes known for its model, {trace.model or 'unnamed'}")
-    return trace, models.get(trace.model), trace.model
+def _messages(path: str | None, name: str, batch: int, layer: int, seed: int) -> noc.Messages:
+    """What one layer sends, as NumPy arrays."""
+    study, most = _study(path), max(_batches(_study(path).trace))
+    if not 1 <= batch <= most:
+        raise ValueError(f"batch = {batch}: allowed is 1 to {most}")
+    if layer not in study.layers:
+        raise ValueError(f"layer = {layer}: allowed are {study.layers}")
+    size, room = noc.token_bytes(study.model.hidden, PLACEMENTS[name]), _room(path)
+    place = list(PLACEMENTS).index(name)
+    if place < 2:
+        draw, at = _draw(path, seed), study.layers.index(layer)
+        made = _gather(draw.ids[at], draw.share[place, at], draw.key, size, batch, room)
+    else:
+        made = _all_reduce(batch * size, room)
+    return jax.tree.map(np.asarray, made)
 
 
-def _batches(trace: routing.RoutingTrace) -> tuple[int, ...]:
-    valid = int(np.count_nonzero(trace.valid))
-    return tuple(batch for batch in BATCHES if batch <= valid)
+@functools.partial(jax.jit, static_argnames="room")
+def _gather(ids, share, key, size, batch, room: int | None) -> noc.Messages:
+    """Messages of one layer; tokens beyond the batch are padding."""
+    there = jnp.arange(ids.shape[0])[:, None] < batch
+    ids, position = jnp.where(there, ids, routing.NOT_ROUTED), jnp.arange(NODES)
+    options = dict(bytes_per_token=size, key=key, max_messages=room)
+    return noc.expert_traffic(ids, share, position, **options)
 
 
-@jax.jit
-def _shares(loads, keys):
-    """[2 placements, layers, seeds, experts, nodes]: expert parallel by seed, hybrid by load."""
-    num_experts = loads.shape[-1]
-    dealt = jax.vmap(lambda key: placement.expert_parallel(num_experts, NODES, key=key))(keys)
-    split = jax.vmap(lambda load: placement.hybrid(load, NODES, REGIONS))(loads)
-    return jnp.stack(jnp.broadcast_arrays(dealt[None], split[:, None]))
+@functools.partial(jax.jit, static_argnames="room")
+def _all_reduce(size, room: int) -> noc.Messages:
+    """One of two equal steps: all layers and tokens are alike."""
+    step = noc.direct_all_reduce(NODES, size).messages
+    pad = lambda x: jnp.pad(x, (0, room - x.shape[0]))
+    ends = (pad(step.source), pad(step.destination))
+    return noc.Messages(*ends, pad(step.bytes), pad(step.valid), flow=pad(step.source))
 
 
-@functools.partial(jax.jit, static_argnames=("batches", "room"))
-def _gathers(ids, share, keys, size, batches: tuple[int, ...], room: int | None):
-    """Messages [2 placements, batches, layers * seeds]; tokens beyond the batch are padding."""
-
-    def one(share, batch, ids, key):
-        there = jnp.arange(ids.shape[0])[:, None] < batch
-        ids, position = jnp.where(there, ids, routing.NOT_ROUTED), jnp.arange(NODES)
-        options = dict(bytes_per_token=size, key=key, max_messages=room)
-        return noc.expert_traffic(ids, share, position, **options)
-
-    seeds = jax.vmap(one, in_axes=(0, None, 0, 0))
-    layers = jax.vmap(seeds, in_axes=(0, None, 0, None))
-    cases = jax.vmap(layers, in_axes=(None, 0, None, None))
-    cases = jax.vmap(cases, in_axes=(0, None, None, None))
-    made = cases(share, jnp.array(batches), ids, keys)
-    return jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1, *x.shape[4:]), made)
-
-
-def _all_reduces(hidden, batches: tuple[int, ...], repeats: int, room: int) -> noc.Messages:
-    """One of two equal steps, [2 placements, batches, layers * seeds]: all layers are alike."""
-
-    def one(size, batch):
-        step = noc.direct_all_reduce(NODES, batch * noc.token_bytes(hidden, size)).messages
-        pad = lambda x: jnp.pad(x, (0, room - x.shape[0]))
-        ends = (pad(step.source), pad(step.destination))
-        return noc.Messages(*ends, pad(step.bytes), pad(step.valid), flow=pad(step.source))
-
-    sizes = jnp.array(list(PLACEMENTS.values())[2:])
-    made = jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))(sizes, jnp.array(batches))
-    return jax.tree.map(lambda x: jnp.repeat(x[:, :, None], repeats, axis=2), made)
-
-
-def _tidy(traffic: Traffic, topology, switching, reports, bounds) -> list[dict[str, Any]]:
-    valid = np.asarray(traffic.messages.valid.sum(-1))
-    batches = BATCHES[: valid.shape[1]]
-    tidy = []
-    for b, bandwidth in enumerate(BANDWIDTHS):
-        report = jax.tree.map(lambda x, b=b: x[..., b, *[slice(None)] * (x.ndim - 4)], reports)
-        table = noc.columns(_network(topology, bandwidth), report)
-        bound = np.asarray(bounds[..., b], np.float64)
-        cases = itertools.product(enumerate(PLACEMENTS.items()), enumerate(batches))
-        for ((p, (name, size)), (n, batch)), (i, layer) in itertools.product(
-            cases, enumerate(np.repeat(traffic.layers, SEEDS).tolist())
-        ):
-            at = (p, n, i)
-            row = dict(
-                model=traffic.name,
-                cost_model=traffic.model.name,
-                topology=topology,
-                switching=switching,
-                placement=name,
-                bandwidth_gb_s=bandwidth / 1e9,
-                hop_latency_ns=HOP_LATENCY / 1e-9,
-                batch=batch,
-                layer=layer,
-                seed=i % SEEDS,
-                bytes_per_element=size,
-                messages=int(valid[at]),
-            )
-            row |= {column: values[at].item() for column, values in table.items()}
-            # There and back, or the two steps of an all-reduce.
-            row |= dict(comm_us=2 * row["makespan_us"], bound_us=bound[at].item() / 1e-6)
-            tidy.append(row)
-    return tidy
-
-
-def summary(rows: list[dict[str, Any]]) -> str:
+def summary(table: dict[str, np.ndarray]) -> str:
     """Communication of a layer by placement and network, mean over layers and seeds."""
-    table = _columns(rows)
     shown = SHOWN | dict(batch=max(table["batch"]))
     lines = ["", _title(table) + ": communication of a layer in us, mean +- 95 %, and of which the"]
     lines += ["busiest link is in use (%), at {bandwidth_gb_s:g} GB/s, B = {batch}".format(**shown)]
@@ -226,12 +235,12 @@ def _cell(case: dict[str, np.ndarray]) -> str:
     return f"{mean:.1f} +-{half:.1f} ({100 * np.mean(case['busiest_link_utilization']):3.0f})"
 
 
-def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str, Any]:
+def figures(table: dict[str, np.ndarray], *, trace: str | None = None) -> dict[str, Any]:
     """The links of mesh and torus, and the busiest links of the mesh over time: expert parallel."""
-    traffic, bandwidth = _traffic(trace), SHOWN["bandwidth_gb_s"] * 1e9
-    messages = jax.tree.map(lambda x: x[0, -1, 0], traffic.messages)
+    bandwidth, batch = SHOWN["bandwidth_gb_s"] * 1e9, int(max(table["batch"]))
+    messages = _messages(trace, "expert parallel", batch, _study(trace).layers[0], 0)
+    messages = jax.tree.map(jnp.asarray, messages)
     heat, axes = plot.figure(1, 2, (12, 3.9))
-    table = _columns(rows)
     for ax, name in zip(axes.flat, ("mesh 4x8", "torus 4x8")):
         network = _network(name, bandwidth)
         links = noc.link_rows(network, noc.simulate(network, messages))
@@ -241,7 +250,3 @@ def figures(rows: list[dict[str, Any]], *, trace: str | None = None) -> dict[str
     title = f"{_title(table)}, expert parallel, B = {max(table['batch'])}: a gather on the mesh"
     plot.link_timeline(noc.timeline_rows(network, messages), axes[0, 0], title=title)
     return {"link_heat_map": heat, "link_timeline": lanes}
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}

@@ -10,8 +10,8 @@ parameters it prints are the ones stored in moejax.
 """
 
 import dataclasses
+import functools
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 from moejax import models, routing
-from moejax.routing import Dirichlet, LambdaTails, LogitNormal, RoutingTrace, Target
+from moejax.routing import Bimodality, Dirichlet, LambdaTails, LogitNormal, RoutingTrace, Target
+from moejax.sweep import Axis, Sweep, zipped
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -72,29 +73,39 @@ TAILS = LambdaTails(scale=2.5, left=0.3, right=0.5)
 FAMILIES = (Dirichlet(0.3), LogitNormal(1.5), TAILS)
 
 
-def rows(
-    *,
-    trace: RoutingTrace | str | Path | None = None,
-    progress: Callable[[int, int], Any] | None = None,
-) -> Iterator[list[dict]]:
-    """One list of tidy rows per fit.
+def SWEEP(*, trace: str | None = None) -> Sweep:
+    """One row per number asked for; `trace` is a file to fit instead of everything else.
 
-    **Arguments:**
-
-    - `trace`: a trace, or a file of one, to fit all families to instead of everything else.
-    - `progress`: called with the fits done and their total number.
+    Fits are work for the host, so they are prepared, and `fn` only hands the numbers on.
     """
-    jobs = _published() + _measured() if trace is None else _given(trace)
-    for done, job in enumerate(jobs):
-        if progress is not None:
-            progress(done, len(jobs))
-        yield _run(**job)
-    if progress is not None:
-        progress(len(jobs), len(jobs))
+    jobs = _jobs(trace)
+    asked = [
+        (model, family, against, batch, statistic)
+        for (model, family), job in jobs.items()
+        for against, batch, statistic in _asked(job)
+    ]
+    names = ("model", "family", "against", "batch", "statistic")
+
+    def numbers(model, family, against, batch, statistic):
+        for fit in _fits(trace, model, family)[against].fits:
+            if (fit.batch, fit.statistic) == (batch, statistic):
+                return dict(fit=np.array([fit.target, fit.expected, fit.sampled, fit.error]))
+        raise ValueError(f"{model} gives no {statistic} at B = {batch}")
+
+    def about(model, family):
+        calibration = _fits(trace, model, family)["fitted"]
+        return dict(parameters=_parameters(calibration.popularity))
+
+    def hand_on(config, key):
+        return dict(zip(("target", "expected", "sampled", "error"), config["fit"]))
+
+    axes = [Axis(name, list(values)) for name, values in zip(names, zip(*asked))]
+    return Sweep([zipped(*axes)], hand_on, prepare=numbers, about=about, width=1)
 
 
-def summary(rows: list[dict]) -> str:
+def summary(table: dict[str, np.ndarray]) -> str:
     """Target against result, then the worst error of each model and family."""
+    rows = [dict(zip(table, values)) for values in zip(*(of.tolist() for of in table.values()))]
     line = "{model:20} {family:12} {against:12} B={batch:<4} {statistic:10} {target:7.3f} "
     line += "{expected:9.3f} {sampled:8.3f} {error:+7.3f}"
     head = f"{'model':20} {'family':12} {'against':12} {'batch':6} {'statistic':10} "
@@ -109,6 +120,28 @@ def summary(rows: list[dict]) -> str:
     for name, error in worst.items():
         text.append("{:20} {:12} {:12} {:.3f}  {}".format(*name, error, parameters[name]))
     return "\n".join(text)
+
+
+@functools.lru_cache(maxsize=2)
+def _jobs(path: str | None) -> dict[tuple[str, str], dict[str, Any]]:
+    """What is to be fitted, by model and family."""
+    jobs = _published() + _measured() if path is None else _given(path)
+    return {(job["model"], type(job["family"]).__name__): job for job in jobs}
+
+
+def _asked(job: dict[str, Any]) -> list[tuple[str, int, str]]:
+    """(against, batch, statistic) of every number that comes out."""
+    found = []
+    seen = [("fitted", job["targets"], job.get("batches", ()))]
+    if job.get("unseen") is not None:
+        seen.append((job.get("against", "unseen"), job["unseen"], job.get("unseen_batches", ())))
+    for against, targets, batches in seen:
+        if isinstance(targets, RoutingTrace):
+            pairs = [(batch, name) for batch in batches for name in Bimodality._fields]
+        else:
+            pairs = [(target.batch, name) for target in targets for name, _ in target.items()]
+        found += [(against, *pair) for pair in pairs]
+    return found
 
 
 def _published() -> list[dict]:
@@ -137,42 +170,40 @@ def _measured() -> list[dict]:
     return jobs
 
 
-def _given(trace: RoutingTrace | str | Path) -> list[dict]:
-    trace = trace if isinstance(trace, RoutingTrace) else routing.load(trace)
+def _given(path: str) -> list[dict]:
+    trace = routing.load(path)
     job = dict(model=trace.model or "trace", shape=(trace.num_experts, trace.top_k), targets=trace)
     job |= dict(batches=[b for b in (4, 16, 64) if b <= trace.num_sequences] or [4])
     return [job | dict(family=family) for family in FAMILIES]
 
 
-def _run(
-    *, model, shape, targets, family, batches=(), unseen=None, unseen_batches=(), against="unseen"
-) -> list[dict]:
+@functools.cache
+def _fits(path: str | None, model: str, family: str) -> dict[str, routing.Calibration]:
+    """A fit, and the same parameters against what it has not seen."""
+    job = _jobs(path)[model, family]
     # One parameter needs neither the steps nor the draws that three do.
-    steps, num_layers = (150, 192) if isinstance(family, LambdaTails) else (40, 64)
+    steps, num_layers = (150, 192) if family == "LambdaTails" else (40, 64)
     fit_key, judge_key = jax.random.split(jax.random.key(0))
     fitted = routing.calibrate(
-        shape,
-        targets,
-        family,
+        job["shape"],
+        job["targets"],
+        job["family"],
         key=fit_key,
         steps=steps,
         num_layers=num_layers,
-        batches=batches,
+        batches=job.get("batches", ()),
     )
-    table = _rows(model, "fitted", fitted)
-    if unseen is not None:
-        arguments = dict(key=judge_key, batches=unseen_batches)
-        table += _rows(model, against, routing.judge(fitted, unseen, shape, **arguments))
-    return table
+    found = {"fitted": fitted}
+    if job.get("unseen") is not None:
+        arguments = dict(key=judge_key, batches=job.get("unseen_batches", ()))
+        judged = routing.judge(fitted, job["unseen"], job["shape"], **arguments)
+        found[job.get("against", "unseen")] = judged
+    return found
 
 
-def _rows(model: str, against: str, calibration: routing.Calibration) -> list[dict]:
-    family = calibration.popularity
+def _parameters(family: routing.AbstractPopularity) -> str:
     fields = [(field.name, getattr(family, field.name)) for field in dataclasses.fields(family)]
-    parameters = ", ".join(f"{name}={float(value):.4g}" for name, value in fields)
-    common = dict(model=model, family=type(family).__name__)
-    more = dict(against=against, parameters=parameters)
-    return [common | fit._asdict() | dict(error=fit.error) | more for fit in calibration.fits]
+    return ", ".join(f"{name}={float(value):.4g}" for name, value in fields)
 
 
 def _models(names) -> list[tuple[str, models.MoEModel]]:
@@ -194,8 +225,3 @@ def _olmoe() -> list[Target]:
         return Target(batch, **{k: float(v.mean()) for k, v in shares._asdict().items()})
 
     return [target(batch) for batch in (4, 16, 64)]
-
-
-if __name__ == "__main__":
-    show = lambda done, total: print(f"\r{done}/{total} fits", end="", flush=True)
-    print("\n" + summary([row for fit in rows(progress=show) for row in fit]))

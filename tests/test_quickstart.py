@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from moejax import sweep
+from moejax import routing, sweep
 from moejax.cli import main
 from moejax.serving import LIMITS
 from tests.conftest import REPOSITORY
@@ -202,7 +202,8 @@ class TestCalibrationSweep:
             row("Dirichlet", 256, -0.05, "concentration=0.3"),
             row("LambdaTails", 64, 0.004, "scale=2.5"),
         ]
-        head, *lines = calibration.summary(rows).splitlines()
+        table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+        head, *lines = calibration.summary(table).splitlines()
         worst = lines[lines.index("") + 2 :]
         assert len(lines[: lines.index("")]) == len(rows)
         assert head.split()[:5] == ["model", "family", "against", "batch", "statistic"]
@@ -223,6 +224,37 @@ class TestCalibrationSweep:
         jobs = calibration._published()
         assert len(jobs) == len(calibration.PUBLISHED) * len(calibration.FAMILIES)
         assert all(set(job) >= {"model", "shape", "targets", "family"} for job in jobs)
+
+    def test_rows_are_the_numbers_of_the_fits(self, calibration, monkeypatch):
+        """Every number of a fit is asked for once, and none that it does not give."""
+        fits = []
+
+        def calibrate(shape, targets, family, *, batches, **options):
+            calls.append((shape, type(family).__name__))
+            numbers = [
+                Fit(target.batch, name, value, value + 0.01, value + 0.02)
+                for target in targets
+                for name, value in target.items()
+            ]
+            fits.extend(numbers)
+            return Calibration(family, "", tuple(numbers))
+
+        def judge(fitted, targets, shape, **options):
+            return calibrate(shape, targets, fitted.popularity, batches=())
+
+        calls, measured = [], lambda: []
+        Fit, Calibration = routing.Fit, routing.Calibration
+        monkeypatch.setattr(calibration, "_measured", measured)
+        monkeypatch.setattr(calibration.routing, "calibrate", calibrate)
+        monkeypatch.setattr(calibration.routing, "judge", judge)
+        found = sweep.run(calibration.SWEEP())
+        asked = sum(len(target.items()) for of in calibration.PUBLISHED.values() for target in of)
+        assert found.num_rows == 3 * (asked + len(calibration.UNASSIGNED)) == len(fits)
+        assert len(calls) == 3 * (len(calibration.PUBLISHED) + len(calibration.UNASSIGNED))
+        np.testing.assert_allclose(found["expected"], found["target"] + 0.01, atol=1e-6)
+        assert set(found["status"]) == {"ok"} and set(found["family"]) == {
+            "Dirichlet", "LogitNormal", "LambdaTails",
+        }  # fmt: skip
 
 
 class TestReadme:

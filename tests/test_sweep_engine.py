@@ -35,6 +35,12 @@ class TestDesign:
             rows = list(zip(values(made, "a"), values(made, "b"), values(made, "c"), strict=True))
             assert rows == [(1, 10, True), (1, 20, False), (2, 10, True), (2, 20, False)]
 
+    def test_zip_may_repeat_values(self):
+        made = Sweep([zipped(Axis("a", [1, 1, 2]), Axis("b", [5, 6, 5]))], nothing)
+        assert values(made, "a") == [1, 1, 2] and values(made, "b") == [5, 6, 5]
+        # Equal values are one content.
+        assert made.calls.codes["a"].tolist() == [0, 0, 2]
+
     @pytest.mark.parametrize("otherwise, b", [(8, [4, 8, 8, 8, 4, 8]), (1, [4, 8, 1, 1, 4, 8])])
     def test_conditional_axis_varies_only_there(self, otherwise, b):
         policy = Axis("policy", ["few", "sieve", "all", "many"], static=True)
@@ -87,20 +93,20 @@ class TestMistakes:
         "make, said",
         [
             (lambda: Axis("a", []), "axis 'a' has no values"),
-            (lambda: Axis("a", [1, 2, 1]), "axis 'a' has 1 more than once"),
-            (lambda: Axis("a", ["x", "x"], static=True), "axis 'a' has x more than once"),
+            (lambda: Sweep([Axis("a", [1, 2, 1])], nothing), "axis 'a' has 1 more than once"),
+            (lambda: product(Axis("a", ["x", "x"])), "axis 'a' has x more than once"),
             (lambda: Axis("a", [np.ones(2), np.ones(2)]), "axis 'a' has two equal values"),
             (lambda: Axis("a b", [1]), "name 'a b': allowed are names"),
             (lambda: Axis("a", "text"), "values 'text': allowed is a list"),
             (lambda: Axis("a", 3), "values 3: allowed is a list"),
             (lambda: Axis("a", ["x", 1], static=True), "axis 'a' mixes"),
             (lambda: Axis("a", [True, 1]), "axis 'a' mixes truth values"),
-            (lambda: Axis("a", ["x", "y"]), "text is not traced; allowed are static=True"),
             (lambda: Axis("a", [1, 2**31]), "axis 'a' = 2147483648: allowed are whole numbers"),
             (lambda: Axis("a.b", [1], inner=True), "a nested field can not be inner"),
             (lambda: sweep.logspace(0, 1, 3), "allowed are positive numbers"),
             (lambda: zipped(Axis("a", [1]), Axis("b", [1, 2])), "unequal length {'a': 1, 'b': 2}"),
             (lambda: zipped(Axis("a", [1])), "two axes or more"),
+            (lambda: zipped(Axis("a", [1, 1]), Axis("b", [2, 2])), "two configurations of a, b"),
             (lambda: conditional(Axis("a", [1]), 1), "at least one condition"),
             (
                 lambda: Sweep(
@@ -176,6 +182,11 @@ class TestMistakes:
             (nothing, {}, "axis 'a' changes nothing: fn does not ask for it"),
             (lambda c, key: dict(x=c["a"] * jnp.ones(2)), {}, "column 'x' has shape (2,)"),
             (lambda c, key: dict(a=c["a"]), {}, "column 'a' is there twice"),
+            (
+                lambda c, key: dict(x=c["text"]),
+                {},
+                "axis 'text' is text, which fn gets wi",
+            ),
             (lambda c, key: dict(x=c["ab"]), {}, "config has no 'ab'; did you mean 'a'?"),
             (lambda c, key: dict(x=c["a"]), dict(prepare=lambda a: 3), "prepare gave a int"),
             (lambda c, key: dict(x=c["a"]), dict(prepare=lambda: dict(a=1)), "is there already"),
@@ -184,7 +195,8 @@ class TestMistakes:
     )
     def test_of_a_function(self, fn, options, said):
         with pytest.raises(ValueError) as error:
-            sweep.run(Sweep([Axis("a", [1.0, 2.0])], fn, **options))
+            axes = [Axis("a", [1.0, 2.0]), Axis("text", ["x", "y"])]
+            sweep.run(Sweep(axes, fn, about=lambda text: dict(t=text), **options))
         assert said in str(error.value)
 
     def test_text_of_a_function_is_told_where_it_belongs(self):

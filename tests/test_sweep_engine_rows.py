@@ -235,6 +235,17 @@ class TestHost:
         result = sweep.run(Sweep(axes, fn, prepare=make), progress=watched.append)
         assert result["x"].tolist() == [2, 6, 5, 15] and watched[-1].compiles == 2
 
+    def test_text_is_for_the_host(self):
+        """It costs no compilation."""
+        make = lambda method, b: dict(place=np.float32(len(method) * b))
+        fn = lambda c, key: dict(x=c["place"] + c["a"])
+        axes = [Axis("method", ["by", "for", "from"]), Axis("b", [1, 10]), Axis("a", [0.5])]
+        watched = []
+        result = sweep.run(Sweep(axes, fn, prepare=make), progress=watched.append)
+        assert result["x"].tolist() == [2.5, 20.5, 3.5, 30.5, 4.5, 40.5]
+        assert result["method"].tolist() == ["by", "by", "for", "for", "from", "from"]
+        assert watched[-1].compiles == 1
+
     def test_about_gives_columns_over_the_inner_grid(self):
         about = lambda a, seed: dict(
             source=f"a = {a:g}", twice=2 * seed, name=np.array(["x", "y"])[:, None]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from moejax import noc, routing
+from moejax import sweep as engine
 from tests.conftest import REPOSITORY
 from tests.oracles import noc as oracle
 
@@ -36,22 +37,19 @@ def sweep():
         "mesh 4x8": lambda **rates: noc.mesh(2, 4, **rates),
         "torus 4x8": lambda **rates: noc.torus(2, 4, **rates),
     }
-    module.NODES, module.REGIONS, module.BATCHES, module.BANDWIDTHS = NODES, 2, BATCHES, BANDWIDTHS
+    module.NODES, module.REGIONS, module.BATCHES = NODES, 2, BATCHES
+    module.BANDWIDTHS_GB_S = [bandwidth / 1e9 for bandwidth in BANDWIDTHS]
     module.LAYERS, module.SEEDS, module.SHOWN = LAYERS, SEEDS, dict(bandwidth_gb_s=50.0, batch=16)
     return module
 
 
 @pytest.fixture(scope="module")
-def rows(sweep):
-    steps = []
-    found = [row for chunk in sweep.rows(progress=lambda *at: steps.append(at)) for row in chunk]
-    assert steps == [(done, 4) for done in range(5)]
+def table(sweep):
+    watched = []
+    found = engine.run(sweep.SWEEP(), progress=watched.append).columns
+    # One for each topology and way of switching, whatever else varies.
+    assert watched[-1].compiles == 4
     return found
-
-
-@pytest.fixture(scope="module")
-def table(rows):
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def where(table, **equals):
@@ -61,10 +59,10 @@ def where(table, **equals):
 
 
 def test_one_row_per_case(sweep, table):
-    names = ("topology", "switching", "placement", "bandwidth_gb_s", "batch", "layer", "seed")
+    names = ("topology", "switching", "placement", "batch", "layer", "seed", "bandwidth_gb_s")
     found = list(zip(*(table[name].tolist() for name in names), strict=True))
     bandwidths = [bandwidth / 1e9 for bandwidth in BANDWIDTHS]
-    cases = (sweep.TOPOLOGIES, noc.SWITCHING, sweep.PLACEMENTS, bandwidths, BATCHES, (0, 3), (0, 1))
+    cases = (sweep.TOPOLOGIES, noc.SWITCHING, sweep.PLACEMENTS, BATCHES, (0, 3), (0, 1), bandwidths)
     assert sorted(found) == sorted(itertools.product(*cases))
     assert set(table["model"]) == {"zoo"} and set(table["cost_model"]) == {"mixtral-8x7b"}
     assert set(table["status"]) == {"ok"}
@@ -100,8 +98,7 @@ def test_numbers_hang_together(table):
 
 @pytest.mark.parametrize("name", ["expert parallel", "hybrid", "tensor parallel"])
 def test_a_row_is_what_the_heap_says(sweep, table, name):
-    traffic, place = sweep._traffic(None), list(sweep.PLACEMENTS).index(name)
-    messages = jax.tree.map(lambda x: np.asarray(x[place, 1, -1]), traffic.messages)
+    messages = sweep._messages(None, name, 16, 3, 1)
     for topology in sweep.TOPOLOGIES:
         network = sweep._network(topology, BANDWIDTHS[0])
         links = [tuple(link) for link in np.asarray(network.links).tolist()]
@@ -133,8 +130,8 @@ def test_messages_are_those_of_the_tokens(sweep, table):
         assert set(case["messages"].tolist()) == {expected}
 
 
-def test_summary(sweep, rows, table):
-    text = sweep.summary(rows)
+def test_summary(sweep, table):
+    text = sweep.summary(table)
     assert "zoo with the vectors of mixtral-8x7b" in text
     assert "at 50 GB/s, B = 16" in text
     line = next(line for line in text.splitlines() if "torus 4x8, cut through" in line)
@@ -144,9 +141,9 @@ def test_summary(sweep, rows, table):
     assert f"torus 4x8 {table['iterations'].max()}" in text
 
 
-def test_figures(sweep, rows):
+def test_figures(sweep, table):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    made = sweep.figures(rows)
+    made = sweep.figures(table)
     assert set(made) == {"link_heat_map", "link_timeline"}
     titles = [ax.get_title(loc="left") for ax in made["link_heat_map"].axes[:2]]
     assert titles == ["mesh 4x8, 50 GB/s a link", "torus 4x8, 50 GB/s a link"]
@@ -168,14 +165,24 @@ def trace_file(tmp_path):
 
 
 def test_measured_trace(sweep, trace_file):
-    traffic = sweep._traffic(trace_file("mixtral-8x7b"))
-    assert traffic.name == traffic.model.name == "mixtral-8x7b"
-    assert traffic.layers == (0, 2)
-    # Two experts a token, each on one of 8 nodes.
-    counts = traffic.messages.valid.sum(-1)
-    assert counts[0].tolist() == [[2 * batch] * LAYERS * SEEDS for batch in BATCHES]
+    path = trace_file("mixtral-8x7b")
+    study = sweep._study(path)
+    assert study.name == study.model.name == "mixtral-8x7b"
+    assert study.layers == (0, 2)
+    made = sweep.SWEEP(trace=path)
+    assert made.num_rows == 2 * 2 * 4 * 2 * 2 * 2 * 2
+    for batch in BATCHES:
+        # Two experts a token, each on one of 8 nodes.
+        assert sweep._messages(path, "expert parallel", batch, 2, 0).valid.sum() == 2 * batch
+
+
+@pytest.mark.parametrize("case", [dict(batch=17), dict(batch=0), dict(layer=1)])
+def test_messages_that_there_are_not(sweep, case):
+    given = dict(batch=16, layer=3) | case
+    with pytest.raises(ValueError, match=f"{next(iter(case))} = .*: allowed"):
+        sweep._messages(None, "hybrid", given["batch"], given["layer"], 0)
 
 
 def test_trace_without_a_known_model(sweep, trace_file):
     with pytest.raises(ValueError, match="no sizes known for its model, Homegrown-MoE"):
-        next(iter(sweep.rows(trace=trace_file("Homegrown-MoE"))))
+        sweep.SWEEP(trace=trace_file("Homegrown-MoE"))

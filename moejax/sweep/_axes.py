@@ -37,8 +37,11 @@ class Axis:
         `static`, numbers are a NumPy array and everything else is a tuple.
     - `resolve`: from a value to what `fn` gets, such as `hardware.get` for names of presets.
 
-    **Raises:** `ValueError` for no values, equal ones, kinds that do not mix, or text that is
-    neither static, inner nor resolved.
+    Text that is neither static, inner nor resolved is for the host alone: `prepare` and `about` see
+    it, `fn` does not.
+
+    **Raises:** `ValueError` for no values, or kinds that do not mix; in all but `zipped` for equal
+    ones.
     """
 
     def __init__(
@@ -66,12 +69,6 @@ class Axis:
         if self.is_number:
             self.seen = self.labels
             self._check_fits()
-        elif not (static or inner) and any(isinstance(value, str) for value in self.seen):
-            raise ValueError(
-                f"axis {name!r}: text is not traced; allowed are static=True, inner=True, "
-                "resolve=..., or a dict of label to value"
-            )
-        self._check_different()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -80,9 +77,16 @@ class Axis:
         return f"Axis({self.name!r}, {len(self)} values)"
 
     @property
+    def is_text(self) -> bool:
+        """Whether what `fn` would get is text."""
+        return any(isinstance(value, str) for value in self.seen[:1])
+
+    @property
     def kind(self) -> str:
-        """`"static"`, `"inner"` or `"traced"`."""
-        return "inner" if self.inner else "static" if self.static else "traced"
+        """`"static"`, `"inner"`, `"host"` (text that `fn` does not see) or `"traced"`."""
+        if self.inner or self.static:
+            return "inner" if self.inner else "static"
+        return "host" if self.is_text else "traced"
 
     def with_values(self, values: Any) -> "Axis":
         """The same axis through other values; labels pick from those it knows."""
@@ -134,7 +138,8 @@ class Axis:
                     "as a float"
                 ) from None
 
-    def _check_different(self) -> None:
+    def check_different(self) -> None:
+        """Raises `ValueError` where two values are equal, which only a zip allows."""
         values, counts = np.unique(self.labels, return_counts=True)
         if (counts > 1).any():
             twice = values[counts > 1][0]

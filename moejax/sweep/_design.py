@@ -7,7 +7,7 @@ small integers, however many configurations there are.
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,15 +17,6 @@ from moejax.sweep._samples import Samples
 
 
 Table: TypeAlias = dict[str, np.ndarray]
-
-
-class Design(Protocol):
-    """Anything that adds columns to a table."""
-
-    @property
-    def axes(self) -> tuple[Axis, ...]: ...
-
-    def describe(self) -> Any: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +38,7 @@ class Zipped:
     """Values that go together, one configuration for each position."""
 
     axes: tuple[Axis, ...]
+    codes: tuple[np.ndarray, ...]
 
     def describe(self) -> Any:
         return {"zipped": [axis.describe() for axis in self.axes]}
@@ -79,6 +71,8 @@ def product(*parts: Any) -> Product:
     for part in parts:
         if not isinstance(part, Axis | Product | Zipped | Conditional | Samples):
             raise ValueError(f"{part!r:.60} is a {type(part).__name__}: allowed are axes")
+        if isinstance(part, Axis):
+            part.check_different()
     flat = (part.parts if isinstance(part, Product) else (part,) for part in parts)
     return Product(tuple(itertools.chain.from_iterable(flat)))
 
@@ -86,7 +80,8 @@ def product(*parts: Any) -> Product:
 def zipped(*axes: Axis) -> Zipped:
     """Axes that advance together: the first values, the second values, and so on.
 
-    **Raises:** `ValueError` for fewer than two axes, inner ones, or unequal lengths.
+    **Raises:** `ValueError` for fewer than two axes, inner ones, unequal lengths, or a combination
+    that is there twice.
     """
     if len(axes) < 2 or not all(isinstance(axis, Axis) for axis in axes):
         raise ValueError("zipped: allowed are two axes or more")
@@ -94,7 +89,10 @@ def zipped(*axes: Axis) -> Zipped:
     lengths = {axis.name: len(axis) for axis in axes}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"zipped: axes of unequal length {lengths}")
-    return Zipped(axes)
+    codes = tuple(_first_of(axis) for axis in axes)
+    if len(set(zip(*(of.tolist() for of in codes)))) < len(axes[0]):
+        raise ValueError(f"zipped: two configurations of {', '.join(lengths)} are equal")
+    return Zipped(axes, codes)
 
 
 def conditional(axis: Axis, otherwise: Any, **when: Any) -> Conditional:
@@ -114,6 +112,7 @@ def conditional(axis: Axis, otherwise: Any, **when: Any) -> Conditional:
         name: tuple(values) if isinstance(values, tuple | list) else (values,)
         for name, values in when.items()
     }
+    axis.check_different()
     code, varied = axis.code_of(otherwise), len(axis)
     if code is None:
         more = axis.named if axis.named is not None else axis.labels.tolist()
@@ -136,9 +135,9 @@ def table_of(part: Any, table: Table, num_rows: int) -> tuple[Table, int]:
         return table, num_rows
     if isinstance(part, Conditional):
         return _conditional(part, table, num_rows)
-    if isinstance(part, Samples):
+    if isinstance(part, Samples | Zipped):
         own = {axis.name: codes for axis, codes in zip(part.axes, part.codes)}
-        count = part.count
+        count = len(part.codes[0])
     else:
         count = len(axes_of(part)[0])
         own = {axis.name: np.arange(count, dtype=np.int32) for axis in axes_of(part)}
@@ -195,6 +194,12 @@ def changed(part: Any, changes: Mapping[str, Any]) -> Any:
         return part
     axis = part.axis.with_values(changes[part.axis.name])
     return conditional(axis, part.axis.labels[part.otherwise].item(), **part.when)
+
+
+def _first_of(axis: Axis) -> np.ndarray:
+    """The code of each value: that of the first one equal to it."""
+    _, first, inverse = np.unique(axis.labels, return_index=True, return_inverse=True)
+    return first.astype(np.int32)[inverse.reshape(-1)]
 
 
 def _refuse_inner(owner: str, axes: Sequence[Axis]) -> None:

@@ -106,7 +106,7 @@ def shard_of(num_tiles: int, shard: tuple[int, int]) -> range:
 
 
 def _is_tree(axis: Axis) -> bool:
-    return not (axis.inner or axis.static or axis.is_number)
+    return axis.kind == "traced" and not axis.is_number
 
 
 def _traced(axis: Axis) -> Traced:

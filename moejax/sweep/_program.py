@@ -25,8 +25,11 @@ class Config(dict):
     """What `fn` gets: a dict that knows what has been read and suggests names."""
 
     read: set[str]
+    host: tuple[str, ...] = ()
 
     def __missing__(self, name: str) -> Any:
+        if name in self.host:
+            raise ValueError(f"axis {name!r} is text, which fn gets with static=True or inner=True")
         raise ValueError(
             f"config has no {name!r}{nearest(str(name), self)} (known: {', '.join(self)})"
         )
@@ -81,6 +84,7 @@ class Layout(NamedTuple):
     """Where in `Rows` and in the tables each value of the config is; `truths` are in `ints`.
 
     `order` are the keys of what `fn` returns, as it has them: trees of dicts are sorted.
+    `host` are axes that it does not get.
     """
 
     floats: list[str]
@@ -91,6 +95,7 @@ class Layout(NamedTuple):
     tables: dict[str, tuple[Structure, slice]]
     constants: dict[str, Any]
     order: list[str]
+    host: tuple[str, ...]
 
 
 class Program:
@@ -146,7 +151,9 @@ def _tile(fn: Callable, layout: Layout, read: set[str], tables: tuple, rows: Row
         }
         values = whole | {name: whole[name] != 0 for name in layout.truths} | values
         values |= layout.constants
-        result = fn(_config(values, read), jax.random.key(whole[SEED]))
+        config = _config(values, read)
+        config.host = layout.host
+        result = fn(config, jax.random.key(whole[SEED]))
         layout.order[:] = result if isinstance(result, dict) else []
         return _checked(result)
 
@@ -240,7 +247,8 @@ class Programs:
         return found
 
     def _build(self, call: int, calls: np.ndarray, made: list) -> Program:
-        plan, layout, tables = self._plan, Layout([], [SEED], [], {}, {}, {}, {}, []), []
+        host = tuple(axis.name for axis in self._sweep.axes if axis.kind == "host")
+        plan, layout, tables = self._plan, Layout([], [SEED], [], {}, {}, {}, {}, [], host), []
         for name, labels in self._labels.items():
             (layout.floats if labels.dtype.kind == "f" else layout.ints).append(name)
             layout.truths.extend([name] if labels.dtype.kind == "b" else [])
