@@ -38,7 +38,7 @@ def broken_promises(check, *arguments, **options):
 
 # One of each kind: rules on counts, channel groups, a ladder of prefixes, a dynamic program. The
 # others differ from these by a constant or by what they believe.
-KINDS = ("no_exp", "pimoe_threshold", "pimoe_channel", "sieve", "optimal")
+KINDS = ("pimoe_threshold", "pimoe_channel", "sieve", "optimal")
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -143,7 +143,7 @@ def test_what_is_kept_is_said_too():
 
 @pytest.mark.parametrize("name", list(hardware.PIMS))
 def test_built_in_cost_models_keep_the_contract(name):
-    kept = testing.check_cost_model(hardware.get(f"1xb200-{name}").pim)
+    kept = testing.check_cost_model(hardware.get(f"1xb200-{name}").pim, max_tokens=3)
     assert kept.promises[-4:] == ("units", "fraction", "determinism", "status")
 
 
@@ -235,40 +235,37 @@ def test_what_is_no_pim():
 
 # --- topologies ---
 
-TOPOLOGIES = {
-    "torus": functools.partial(noc.torus, 1, 3, hop_latency=1e-9, port_bandwidth=2.0**36),
-    "fat_tree": functools.partial(
-        noc.fat_tree, pods=2, leaves_per_pod=1, endpoints_per_leaf=2, cores=2
-    ),
-}
+
+def tree(**options):
+    """Four nodes below two pods and two cores: switches, and routes to choose from."""
+    sizes = dict(pods=2, leaves_per_pod=1, endpoints_per_leaf=2, cores=2)
+    return noc.fat_tree(**sizes, **options)
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_built_in_topologies_keep_the_contract(name):
-    kept = testing.check_topology(TOPOLOGIES[name])
-    assert kept.what == f"topology '{name}'"
-    assert kept.promises[:3] == ("shape", "routes", "order")
-
-
-def star(**options):
-    """Three nodes around a switch."""
-    return noc.custom([(0, 3), (1, 3), (2, 3)], num_nodes=3, **options)
+def test_built_in_topologies_keep_the_contract():
+    ring = functools.partial(noc.torus, 1, 3, hop_latency=1e-9, port_bandwidth=2.0**36)
+    for name, build in (("tree", tree), ("torus", ring)):
+        kept = testing.check_topology(build)
+        assert kept.what == f"topology '{name}'"
+        assert kept.promises == (
+            *("shape", "routes", "order", "jit", "vmap", "time", "grad"),
+            *("units", "determinism", "status"),
+        )
 
 
 def rounded(*, bandwidth):
-    return star(bandwidth=float(bandwidth))
+    return tree(bandwidth=float(bandwidth))
 
 
 def unchecked(*, bandwidth):
-    return star(bandwidth=jnp.abs(bandwidth))
+    return tree(bandwidth=jnp.abs(bandwidth))
 
 
 def test_builders():
-    assert "jit" in testing.check_topology(star).promises
     assert "float(), int()" in broken_promises(testing.check_topology, rounded)["jit"]
     broken = broken_promises(testing.check_topology, unchecked)
     assert broken == {"status": "no ValueError for bandwidth = -1"}
-    lots = lambda bandwidth: star(bandwidth=bandwidth * (1 + RNG.random()))
+    lots = lambda bandwidth: tree(bandwidth=bandwidth * (1 + RNG.random()))
     assert (
         "built again: link_bandwidth"
         in broken_promises(testing.check_topology, lots)["determinism"]
@@ -277,7 +274,7 @@ def test_builders():
 
 
 def with_table(name, change):
-    net = star(bandwidth=2.0**36)
+    net = tree(bandwidth=2.0**36)
     table = np.array(getattr(net, name))
     change(table)
     return eqx.tree_at(lambda n: getattr(n, name), net, jnp.asarray(table))
@@ -290,12 +287,12 @@ def swap(table, a, b):
 @pytest.mark.parametrize(
     "name, change, promise, said",
     [
-        ("route_resource", lambda t: t.fill(9), "shape", "route_resource holds 9 .. 9"),
-        ("num_routes", lambda t: t.fill(0), "shape", "num_routes holds 0 .. 0, allowed is 1 .. 1"),
+        ("route_resource", lambda t: t.fill(99), "shape", "route_resource holds 99 .. 99"),
+        ("num_routes", lambda t: t.fill(0), "shape", "num_routes holds 0 .. 0, allowed is 1 .. "),
         # From 0 to 1 as from 0 to 2.
         ("route_resource", lambda t: swap(t.T, 1, 2), "routes", "route 0 from 0 to 1 ends at 2"),
         ("route_resource", lambda t: t[:, 0, 0].fill(0), "routes", "from 0 to 0 is not empty"),
-        ("route_rank", lambda t: t.fill(0), "order", "in order, is [0, 0]"),
+        ("route_rank", lambda t: t.fill(0), "order", "in order, is [0, 0"),
         ("segment", lambda t: t.fill(0), "order", "not dense from 0"),
     ],
 )
@@ -303,18 +300,10 @@ def test_broken_topologies_are_told_what_is_broken(name, change, promise, said):
     assert said in broken_promises(testing.check_topology, with_table(name, change))[promise]
 
 
-def test_a_circle_where_there_is_none():
-    net = functools.partial(noc.mesh, 2, 2)(bandwidth=2.0**36)
-    net = dataclasses.replace(net, stages=(noc.Stage(0, net.stages[-1].stop, True),))
-    broken = broken_promises(testing.check_topology, net)
-    assert "not dense from 0" in broken["order"]
-    assert "alone take 0 s, its route adds up to 5.96e-08 s" in broken["time"]
-
-
 def test_a_shape_that_does_not_fit():
-    net = eqx.tree_at(lambda n: n.segment, star(bandwidth=1.0), jnp.zeros(2, jnp.int32))
+    net = eqx.tree_at(lambda n: n.segment, tree(bandwidth=1.0), jnp.zeros(2, jnp.int32))
     broken = broken_promises(testing.check_topology, net)
-    assert broken == {"shape": "segment has shape (2,), not (6,)"}
+    assert broken == {"shape": f"segment has shape (2,), not {tree(bandwidth=1.0).segment.shape}"}
 
 
 # --- metrics ---
@@ -323,13 +312,9 @@ IDS = np.argsort(RNG.random((2, 6, 8)), axis=-1)[..., :2]
 WEIGHTS = RNG.random((6, 2)).astype(np.float32)
 LOGITS = RNG.normal(size=(2, 3, 4, 7)).astype(np.float32)
 TARGETS = RNG.integers(0, 7, (3, 4))
-SCORES, OUTPUTS = RNG.random((6, 8)), RNG.normal(size=(6, 8, 5))
 BUILT_IN = {
     "changed_weight_mass": (IDS[0], WEIGHTS, IDS[1]),
-    "kl": tuple(LOGITS),
-    "moe_output_change": tuple(OUTPUTS[:, :2].swapaxes(0, 1)),
     "rms_shift": (*LOGITS, TARGETS),
-    "substitutability": (SCORES, OUTPUTS),
     "top_k_overlap": tuple(IDS),
 }
 
@@ -337,8 +322,6 @@ BUILT_IN = {
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_metrics_keep_the_contract(name):
     metric = getattr(metrics, name)
-    if name == "substitutability":
-        metric = functools.partial(metric, top_k=2)
     if name == "rms_shift":  # gives 0 where nothing counts, which the others do not
         assert list(broken_promises(testing.check_metric, metric, *BUILT_IN[name])) == ["mask"]
         return
