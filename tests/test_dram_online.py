@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moejax import hardware, models, partition, routing
+from moejax import sweep as engine
 from moejax.cost import PIMCostTable, dram
 from moejax.hardware import refresh_factor, refresh_stall
 from tests import strategies
+from tests.conftest import REPOSITORY
 from tests.oracles import dram_online as oracle
 
 
@@ -151,3 +153,28 @@ def test_mistakes_are_named_and_a_status_under_tracing():
         run(counts, costs, -truth, table)
     traced = jax.jit(lambda n: run(n, costs, truth, table).status)
     assert traced(9 * counts) != 0
+
+
+def test_the_sweep_in_small(monkeypatch):
+    """Rows of every iteration, paired with the roofline; summary and figure of them."""
+    path = REPOSITORY / "sweeps" / "cost_table_convergence.py"
+    _, module = engine.load_file(path)
+    for name, value in dict(ITERATIONS=6, LAYERS=1, PHASES=4, SEEDS=1, LEARNT=2).items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module, "CASES", {"gpt-oss-120b": 4})
+    monkeypatch.setattr(module, "BATCHES", (8,))
+    monkeypatch.setattr(module, "BETAS", (0.25, 1.0))
+    monkeypatch.setattr(module, "FALLBACKS", (1.0,))
+    sweep = module.SWEEP().set({"model": ["gpt-oss-120b"], "arrivals": ["batch doubles"]})
+    table = engine.run(sweep, progress=False).columns
+    assert len(table["iteration"]) == 2 * 6 and set(table["status"]) == {"ok"}
+    assert set(table["cost_model"]) == {"gpt-oss-120b"} and set(table["gpus"]) == {4}
+    last = table["iteration"] == 6
+    assert np.all(table["table_error_percent"][last] < 20)
+    # Before anything is learnt, both schedulers decide the same.
+    first = table["iteration"] == 1
+    np.testing.assert_allclose(
+        table["regret_percent"][first], table["roofline_regret_percent"][first]
+    )
+    assert "gpt-oss-120b, batch doubles, 8" in module.summary(table)
+    assert set(module.figures(table)) == {"convergence"}
