@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moejax._units import TERA
 from moejax.plot._policies import SPARE_COLORS, PolicyStyle, policy_style
-from moejax.plot._style import INK, LABEL, dress
+from moejax.plot._style import INK, LABEL, compact, dress
 from moejax.plot._table import Table, column, numbers
 
 
@@ -106,6 +107,14 @@ def look_of(style: PolicyStyle, zorder: float) -> dict[str, Any]:
 def is_log(values: np.ndarray) -> bool:
     """Whether an axis of these numbers is logarithmic."""
     return bool(values.size) and values.min() > 0 and values.max() > LOG_FROM * values.min()
+
+
+def short_ticks(axis: Any) -> None:
+    """`8T` and `1.5k` as tick labels, also where an axis is linear."""
+    from matplotlib.ticker import FuncFormatter
+
+    tera = lambda value: f"{value / TERA:.4g}T" if abs(value) >= TERA else compact(value)
+    axis.set_major_formatter(FuncFormatter(lambda value, _: tera(value)))
 
 
 def tilt(ax: "Axes", words: list[str]) -> None:

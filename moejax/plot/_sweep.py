@@ -11,6 +11,7 @@ from moejax.plot._columns import (
     label_of,
     look_of,
     points,
+    short_ticks,
     styles,
     tilt,
 )
@@ -20,6 +21,9 @@ from moejax.plot._table import Table, check_unique, flags
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+MOST_MARKERS = 40  # on one line; more would hide it
 
 
 def lines(
@@ -57,6 +61,8 @@ def lines(
         mine = {key: values[order] for key, values in mine.items()}
         look = look_of(style, 2 + i / 100)
         dash = "none" if ticks else style.dash
+        if len(order) > MOST_MARKERS and not ticks:
+            look["marker"] = "none"
         ax.plot(mine[x], mine[y], linestyle=dash, label=style.label, **look)
         low, high = (mine.get(f"{y}_{end}") for end in ("low", "high"))
         if low is not None and high is not None:
@@ -136,6 +142,9 @@ def _finish(ax: "Axes", rows, names: tuple[str, str], ticks: list[str], title, s
         if not (axis is ax.xaxis and ticks) and is_log(rows[name]):
             scale("log")
             log_ticks(axis, rows[name].min(), rows[name].max())
+            short_ticks(axis)
+        elif np.ptp(rows[name]) > 0.02 * np.abs(rows[name]).max():  # else they would be all alike
+            short_ticks(axis)
     dress_columns(ax, title, said, *names)
     if ticks:
         ax.set_xticks(range(len(ticks)), ticks)

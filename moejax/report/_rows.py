@@ -46,7 +46,8 @@ class Rows:
     @property
     def varied(self) -> tuple[str, ...]:
         """Axes with more than one value."""
-        return tuple(name for name in self.axes if len(np.unique(self.columns[name])) > 1)
+        columns = {name: self.columns[name] for name in self.axes}
+        return tuple(name for name, column in columns.items() if np.any(column != column[:1]))
 
     def take(self, which: np.ndarray) -> "Rows":
         """Some of the rows: a mask or an order."""
