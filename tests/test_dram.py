@@ -379,6 +379,8 @@ def test_mistakes_are_named_and_nan_under_tracing():
         dram.gemv_time(8, 8, 1, pim, "samsung", "matrix_outer")
     with pytest.raises(ValueError, match="outputs = 0: allowed is 1 or more"):
         dram.gemv_time(0, 8, 1, pim)
+    with pytest.raises(ValueError, match="pim is a RatePIM: allowed is a BankPIM"):
+        dram.gemv_time(8, 8, 1, hardware.PIMS["duplex-bank-pim"].build())
     with pytest.raises(ValueError, match="tokens = -1"):
         dram.gemv_time(8, 8, -1, pim)
     with pytest.raises(ValueError, match="phase = -1"):

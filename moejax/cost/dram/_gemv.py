@@ -84,6 +84,8 @@ def gemv_time(
     negative tokens or phase, traced sizes without room, or a kernel longer than 2^29 clocks.
     """
     options = _options(kernel, order, refresh)
+    if not isinstance(pim, BankPIM):
+        raise ValueError(f"gemv_time: pim is a {type(pim).__name__}: allowed is a BankPIM")
     _check_sizes(outputs, inputs, tokens, phase)
     given = _Given(outputs, inputs, pim, weight_bits, activation_bits, reduction_groups)
     most = max_tokens if max_tokens is not None else _concrete_tokens(tokens)
