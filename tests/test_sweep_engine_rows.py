@@ -184,6 +184,16 @@ class TestRows:
         result = sweep.run(Sweep([Axis("n", [7, 2**31 - 1]), Axis("yes", [True, False])], fn))
         assert result["x"].tolist() == [7, -1, 2**31 - 1, -1]
 
+    def test_double_precision(self, x64):
+        fn = lambda c, key: dict(x=c["a"] + 1e-12, more=c["n"] + 1)
+        result = sweep.run(Sweep([Axis("a", [1.0]), Axis("n", [2**40])], fn))
+        assert result["x"][0] == 1 + 1e-12 and result["more"].tolist() == [2**40 + 1]
+
+    def test_half_precision_is_widened(self):
+        fn = lambda c, key: dict(x=c["a"].astype(jnp.bfloat16))
+        result = sweep.run(Sweep([Axis("a", [1.5])], fn))
+        assert result["x"].dtype == np.float32 and result["x"][0] == 1.5
+
 
 def _with_last(fn):
     """Adds a dimension for the last inner axis, of one value, to everything that has some."""

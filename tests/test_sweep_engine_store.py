@@ -13,7 +13,7 @@ import pytest
 
 from moejax import sweep
 from moejax.cli import main
-from moejax.sweep import Axis, Bar, JsonLog, Sweep, Watch, _program
+from moejax.sweep import Axis, Bar, JsonLog, Sweep, Watch, _pace, _program
 
 
 def fn(config, key):
@@ -136,7 +136,7 @@ class TestResume:
             sweep.run(broken, tmp_path)
         watched = []
         equal(sweep.run(made(), tmp_path, progress=watched.append).columns, expected)
-        assert [watch.compiles for watch in watched] == [0]
+        assert [(watch.compiles, watch.rows, watch.total) for watch in watched] == [(0, 22, 22)]
         assert sweep.run(made(), tmp_path, resume=False, progress=watched.append).complete
         assert watched[-1].compiles == 1
 
@@ -245,7 +245,7 @@ class TestMemory:
 
             monkeypatch.setattr(_program.Program, "launch", start)
             monkeypatch.setattr("moejax.sweep._chunks.jax.device_get", fetch)
-            monkeypatch.setattr("moejax.sweep._chunks.Chunks._halve", _counted(flying))
+            monkeypatch.setattr("moejax.sweep._pace.Pace.halve", _counted(flying))
 
         return limit
 
@@ -295,14 +295,12 @@ def _ends(name):
 
 
 def _counted(flying):
-    """`Chunks._halve`, with the device's memory free again, as it is when results are dropped."""
-    from moejax.sweep._chunks import Chunks
+    """`Pace.halve`, with the device's memory free again, as it is when results are dropped."""
+    halve = _pace.Pace.halve
 
-    halve = Chunks._halve
-
-    def wrapped(chunks, *arguments):
+    def wrapped(pace, *arguments):
         flying.clear()
-        return halve(chunks, *arguments)
+        return halve(pace, *arguments)
 
     return wrapped
 

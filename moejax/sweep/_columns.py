@@ -92,6 +92,8 @@ class Maker:
         made: Columns = {}
         for name, column in found.items():
             column = np.asarray(column)
+            if column.dtype.kind == "V":  # half precision of a kind that files do not know
+                column = column.astype(np.float32)
             if column.shape[:1] != (calls,):
                 raise ValueError(
                     f"column {name!r} has shape {column.shape}, not {calls} calls first"

@@ -4,6 +4,7 @@ The plan depends on the sweep alone, not on devices, shards or chunks, so that e
 part of it computes the same rows with the same program.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +91,10 @@ class Plan:
     @property
     def num_tiles(self) -> int:
         return len(self.start)
+
+    def rows_of(self, tiles: Sequence[int]) -> int:
+        """How many calls of their own some tiles have."""
+        return int(self.count[np.array(tiles, int)].sum())
 
     def calls_of(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(calls [tiles, width], whether each is its own or fills up the tile)."""

@@ -64,7 +64,7 @@ def run(
     if not resume and count > 1:
         raise ValueError("run: resume=False in a shard would remove the rows of the others")
     label = Path(file).stem if file else "sweep"
-    bar = Bar(label) if progress in (None, True) and at == 0 else None
+    bar = Bar(label) if progress in (None, True) and jax.process_index() == 0 else None
     listeners = [bar] if bar else [progress] if callable(progress) else []
     with contextlib.ExitStack() as stack:
         if out is not None:
@@ -87,7 +87,8 @@ def run(
         folder = _folder.prepare(Path(out), manifest, config, resume=resume)
         _parts.clean(Path(out), tiles)
         missing = folder.missing(tiles)
-        chunks.run(missing, folder.write, folder)
+        there = sorted({*tiles} - {*missing})
+        chunks.run(missing, folder.write, folder, plan.rows_of(there) * sweep.inner_size)
         _note(chunks.unread if len(missing) == plan.num_tiles else ())
     return load(out, partial=True)
 

@@ -1,6 +1,7 @@
 """Ctrl-C that lets a chunk finish."""
 
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -31,3 +32,5 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        if sys.stderr.isatty():
+            print("\nfinishing what has begun; once more stops at once", file=sys.stderr)

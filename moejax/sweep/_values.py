@@ -54,7 +54,7 @@ def split(value: Any) -> Value:
         if is_number(leaf) or isinstance(leaf, np.ndarray | jax.Array):
             arrays.append(leaf if isinstance(leaf, jax.Array) else _host(leaf))
         else:
-            constants.append((at, leaf))
+            constants.append((at, _hashable(leaf)))
     shapes = tuple((tuple(np.shape(leaf)), str(leaf.dtype)) for leaf in arrays)
     return Value(Structure(tree, tuple(constants), shapes), tuple(arrays))
 
@@ -91,6 +91,15 @@ def digest(value: Any) -> str:
         found.update(f"{data.dtype} {data.shape}".encode())
         found.update(data.tobytes())
     return found.hexdigest()
+
+
+def _hashable(leaf: Any) -> Any:
+    try:
+        hash(leaf)
+    except TypeError:
+        kind = type(leaf).__name__
+        raise ValueError(f"{leaf!r:.60} is a {kind}: allowed are arrays, numbers, text") from None
+    return leaf
 
 
 def _is_key(leaf: Any) -> bool:
