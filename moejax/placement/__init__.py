@@ -8,14 +8,14 @@ is judged by, `_memory.py` what it stores on each node.
 The baselines: `_parallel.py` holds those that need no trace, `_hybrid.py` balances regions of nodes
 (with the search and solver of `_regions.py`), `_eplb.py` copies whole experts.
 
-`_node_balance.py` says which node should hold what (its arguments are checked by
-`_node_checks.py`). Few experts: `_host_sets.py` searches over sets
-of experts, with exact shares for given hosts from `_shares.py`. Many: `_search.py` improves the
-starts of `_construct.py` by the `_moves.py` that are on the `_shortlist.py`. `_node_kernel.py` runs
-both and minimizes `_node_problem.py`, with `_fat_tree.py` on top and `_node_bound.py` below;
-`_milp.py` and `_host_set_milp.py` are the exact solvers. `_link_balance.py` maps nodes to
-endpoints, by the search of `_link_kernel.py`: messages and the simulator's word in
-`_link_traffic.py`, annealing on the busiest link in `_swap_search.py`. `_methods.py` fits whole models by name.
+`_node_balance.py` says which node should hold what, after `_node_checks.py` of its arguments. Few
+experts: `_host_sets.py` searches over sets of experts, with exact shares for given hosts from
+`_shares.py`. Many: `_search.py` improves the starts of `_construct.py` by the `_moves.py` that are
+on the `_shortlist.py`. `_node_kernel.py` runs both and minimizes `_node_problem.py`, with
+`_fat_tree.py` on top and `_node_bound.py` below; `_milp.py` and `_host_set_milp.py` are the exact
+solvers. `_link_balance.py` maps nodes to endpoints by the search of `_link_kernel.py`: messages and
+the simulator's word in `_link_traffic.py`, annealing on the busiest link in `_swap_search.py`.
+`_methods.py` fits whole models by name.
 """
 
 from moejax.noc import HOSTING_SHARE as HOSTING_SHARE
