@@ -52,7 +52,7 @@ def test_lines_are_the_table():
     assert ax.get_title(loc="left") == "seen"
     assert (ax.get_xscale(), ax.get_yscale()) == ("linear", "log")  # 4 : 1 and 40 : 1
     found = {k: np.array(line.get_data()).tolist() for k, line in drawn_lines(ax).items()}
-    assert found == {"sieve": [[1, 2, 4], [2, 3, 5]], "mine": [[1, 4], [1, 40]]}
+    assert found == {"Sieve": [[1, 2, 4], [2, 3, 5]], "mine": [[1, 4], [1, 40]]}
     assert "1 row without a number left out" in "".join(texts(ax))
 
 
@@ -60,6 +60,8 @@ def test_policies_keep_their_colors_and_numbers_their_order():
     table = line_table() | {"policy": np.array(["sieve"] * 3 + ["no_exp"] * 3)}
     ax = plot.lines(table, axes(), x="batch", y="tbt_ms", by="policy")
     assert list(drawn_lines(ax)) == ["NoExp", "Sieve"]
+    mine = plot.lines(line_table(), axes(), x="batch", y="tbt_ms", by="policy")
+    assert drawn_lines(mine)["mine"].get_color() == plot.policy_style("mine").color
     assert drawn_lines(ax)["Sieve"].get_color() == plot.policy_style("sieve").color
     table = line_table() | {"width": np.array([16, 16, 16, 8, 8, 8])}
     ax = plot.lines(table, axes(), x="batch", y="tbt_ms", by="width")
@@ -70,7 +72,7 @@ def test_intervals_are_shaded():
     table = line_table()
     table |= {"tbt_ms_low": 0.5 * table["tbt_ms"], "tbt_ms_high": 2 * table["tbt_ms"]}
     ax = plot.lines(table, axes(), x="batch", y="tbt_ms", by="policy")
-    corners = ax.collections[0].get_paths()[0].vertices
+    corners = ax.collections[1].get_paths()[0].vertices  # "mine" is drawn first
     assert {(1.0, 1.0), (1.0, 4.0), (4.0, 2.5), (4.0, 10.0)} <= set(map(tuple, corners.tolist()))
     assert "shaded: 95 % CI" in "".join(texts(ax))
 

@@ -188,6 +188,15 @@ def test_files_are_joined_on_shared_columns(tmp_path):
     assert found["maker"].tolist() == ["a", "c", "b"]
 
 
+def test_a_parquet_file_is_joined(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"policy": ["no_exp", "sieve"], "area": [3, 4], "maker": ["a", "b"]})
+    parquet.write_table(table, tmp_path / "area.parquet")
+    found = report.select(rows_of(), Selection(join=[tmp_path / "area.parquet"]))
+    assert found["area"].tolist() == [4, 3, 4, 3] and found["maker"].tolist() == list("baba")
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moejax._units import TERA
-from moejax.plot._policies import SPARE_COLORS, PolicyStyle, policy_style
+from moejax.plot._policies import POLICIES, PolicyStyle, policy_style
 from moejax.plot._style import INK, LABEL, compact, dress
 from moejax.plot._table import Table, column, numbers
 
@@ -72,9 +72,9 @@ def styles(rows: dict[str, np.ndarray], by: str | None) -> list[tuple[Any, Polic
         return [(None, PolicyStyle("", COLORS[0]))]
     if rows[by].dtype.kind in "US":
         names = list(dict.fromkeys(rows[by].tolist()))
-        styles = [(name, policy_style(name)) for name in names]
-        if all(style.label != name or style.color not in SPARE_COLORS for name, style in styles):
-            return sorted(styles, key=lambda pair: pair[1].order)
+        if any(name in POLICIES for name in names):
+            found = [(name, policy_style(name)) for name in names]
+            return sorted(found, key=lambda pair: pair[1].order)
     else:
         names = np.unique(rows[by]).tolist()
     many = len(names) > len(COLORS)
