@@ -13,8 +13,8 @@ EXAMPLES = f"""\
 examples:
   moejax best results/quickstart --minimize tbt_ms --where 'policy == "sieve"' --where batch=64
   moejax best results/quickstart --maximize throughput_per_gpu_tok_s --where 'tbt_ms < 20' --top 5
-  moejax best results/mine --minimize tbt_ms --column 'power_w = 700 * gpus + 12 * pim_ms' \\
-      --where 'power_w < 6000'
+  moejax best results/mine --minimize tbt_ms --column 'power_w = 700 + 12 * pim_ms' \\
+      --where 'power_w < 750'
   moejax best results/mine --maximize tok_s_per_mm2 --join area.csv \\
       --column 'tok_s_per_mm2 = throughput_per_gpu_tok_s / area_mm2'
   moejax best results/mine --minimize tbt_ms --maximize throughput_per_gpu_tok_s

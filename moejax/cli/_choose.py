@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         flag, metavar=metavar, action="append", default=[], help=text
     )
     add("--where", "CONDITION", "only rows for which this holds, such as 'tbt_ms < 20'")
-    add("--column", "NAME=EXPR", "a column of your own, such as power_w='700*num_gpus'")
+    add("--column", "NAME=EXPR", "a column of your own, such as power_w='700 + 12*pim_ms'")
     add("--join", "FILE", "columns of your own from a CSV or Parquet file")
     parser.add_argument(
         "--over", metavar="AXES", help="average over these (default: seed; '' for none)"
