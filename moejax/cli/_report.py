@@ -11,7 +11,8 @@ EXAMPLES = f"""\
 examples:
   moejax report results/quickstart
   moejax report results/quickstart --where 'policy == "sieve"' --out sieve.html
-  moejax report results/mine --minimize tbt_ms --minimize power_w --column 'power_w = 700 + 12 * pim_ms'
+  moejax report results/mine --minimize tbt_ms --minimize power_w \\
+      --column 'power_w = 700 + 12 * pim_ms'
 
 {_choose.CONDITIONS}"""
 
