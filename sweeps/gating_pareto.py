@@ -2,13 +2,14 @@
 
 The published gate, the same with every token's favorite kept, with a look ahead at the batch, and
 with a soft makespan whose coefficients are tuned by gradient: speed-up of the MoE layers against
-what it costs moejax's own model ("zoo", costed with the sizes of Qwen3-30B-A3B) in KL on
-held-out text. Coefficients are fitted on the router scores of the first half of the held-out files
-and judged on text of the second. `gating_traces.py` is the same for traces of other models.
+what it costs moejax's own model ("zoo", costed with the sizes of Qwen3-30B-A3B) in KL on held-out
+text, also with tokens taken in chunks. Coefficients are fitted on text of the first half of the
+held-out files (router scores, and KL to second order by `weight_slopes`) and judged in the running
+model on text of the second half. `gating_tuning.py` has the dense grid against tuning each layer,
+`gating_traces.py` other models.
 
-4 x 4 mesh, 5 TFLOP/s and 50 GB/s, 32 tokens from different sequences at a time, whole experts dealt
-to nodes. Times are of the busiest node and of simulated communication (dispatch as gather), and
-every gate pays for its own sequential steps.
+4 x 4 mesh, 32 tokens from different sequences at a time. Times are of the busiest node and of
+simulated communication (dispatch as gather); every gate pays for its own sequential steps.
 
     moejax run sweeps/gating_pareto.py
 """
@@ -16,8 +17,7 @@ every gate pays for its own sequential steps.
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -25,376 +25,376 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax import gating, hardware, metrics, models, noc, placement, plot, zoo
+from moejax.sweep import Axis, Sweep
 
 
 COST_MODEL = "qwen3-30b-a3b"
 SYSTEM = "nmp-4x4-5t-50g"
-BATCH = 32
-GATE_STEP_TIME = 10e-9
-"""s of one step of the gate: some ten cycles of a compare-and-select pipeline at 1 GHz."""
-GAMMA = 0.19
-"""Simulated over estimated communication of DeepSeek-V2-Lite on 4 x 4, from the authors' logs."""
+BATCH, LENGTH, CONTEXT = 32, 128, 64  # sequences; bytes of one; those run but not counted
 PUBLISHED = (-3e4, -0.025)
-SCALES = (0.0, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.5, 6.5, 9.0)
-BUDGETS = (0.001, 0.002, 0.004, 0.007, 0.011, 0.016, 0.025)
-LENGTH, CONTEXT = 128, 64  # bytes of a sequence, of which so many are run but not counted
-FIT_TOKENS = 1024
-STEPS = 40
-GRID = 20
+SCALES = (0.0, 0.15, 0.3, 0.5, 0.75, 1.0, 1.4, 2.0, 2.8, 4.0, 6.0, 9.0)
+BUDGETS = (0.00015, 0.0003, 0.0006, 0.0012, 0.002, 0.003, 0.0045, 0.0065)
+GRID = 33
+STEPS = dict(steps=40, batches_per_step=8, learning_rate=0.1)
 SPEEDUPS = (1.05, 1.1, 1.2)
-CHUNKS, CHUNK_SCALE = (1, 2, 4, 8, 16, 32), 2.0
+CHUNKS = (1, 2, 4, 8, 16, 32)
+TEXTS = (0, 1, 2)
 
-NUMBERS = (
-    "speedup", "time_us", "kl", "ppl_ratio", "agreement", "mass", "overlap", "retention",
-    "fit_speedup", "fit_mass",
-)  # fmt: skip
 
-FORMS = {
-    "published": gating.GateForm(),
-    "favorites kept": gating.GateForm(protect=1),
-    "looking ahead": gating.GateForm(protect=1, ahead=True),
-    "soft": gating.GateForm(protect=1, ahead=True, soft=True),
-    "soft, chunks of 4": gating.GateForm(protect=1, chunk=4, ahead=True, soft=True),
+class Gate(NamedTuple):
+    """Form of a gate (but for chunks), whether experts are split, how coefficients are found."""
+
+    form: gating.GateForm
+    split: bool
+    by: str
+
+
+GATES = {
+    "published": Gate(gating.GateForm(), False, "ray"),
+    "favorites kept": Gate(gating.GateForm(protect=1), False, "ray"),
+    "looking ahead": Gate(gating.GateForm(protect=1, ahead=True), False, "ray"),
+    "soft, tuned": Gate(gating.GateForm(protect=1, ahead=True, soft=True), False, "tune"),
+    "best pair": Gate(gating.GateForm(protect=1), True, "grid"),
+    "each layer": Gate(gating.GateForm(protect=1), True, "tune"),
 }
+CHUNKED = ("published", "soft, tuned")
 
 
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What a batch costs. `share` [layers, experts, nodes]."""
+class Machine(NamedTuple):
+    """What a batch costs."""
 
-    share: jax.Array
-    costs: Any
-    topology: Any
+    share: jax.Array  # [layers, experts, nodes]
+    costs: gating.LayerCosts
+    topology: noc.Topology
     message_bytes: float
-    hosts: int = 1  # nodes that hold a part of an expert, at most
 
-    @classmethod
-    def of(cls, layers: int, experts: int, top_k: int) -> "Machine":
-        system, sizes = hardware.get(SYSTEM), models.get(COST_MODEL)
-        deal = lambda key: placement.expert_parallel(experts, system.num_nodes, key=key)
-        costs = gating.LayerCosts.published(
-            sizes.hidden,
-            sizes.moe_intermediate,
-            top_k=top_k,
-            flops_per_s=system.flops_per_s,
-            bandwidth=system.link_bandwidth,
-            gamma=GAMMA,
-            gate_step_time=GATE_STEP_TIME,
-        )
-        return cls(
-            jnp.stack([deal(key) for key in jax.random.split(jax.random.key(0), layers)]),
-            costs,
-            noc.mesh(*system.shape, bandwidth=system.link_bandwidth),
-            float(sizes.hidden),
-        )
-
-    def layer_time(self, expert_ids, share):
-        """s of computation and communication, both ways, of one batch in one layer."""
-        nodes = self.share.shape[-1]
+    def layer_time(self, expert_ids, share, hosts: int):
+        """s of computation and communication, both ways, of one batch in one layer. No expert lies
+        on more than `hosts` nodes."""
         alone = dataclasses.replace(self.costs, visit_time=jnp.zeros(()))
-        messages = noc.expert_traffic(
-            expert_ids,
-            share,
-            jnp.arange(nodes),
-            bytes_per_token=self.message_bytes,
-            max_messages=self.hosts * expert_ids.size,
-        )
-        return alone.layer_time(expert_ids, share) + noc.communication_time(self.topology, messages)
+        return alone.layer_time(expert_ids, share) + self.sent_time(expert_ids, share, hosts)
+
+    def sent_time(self, expert_ids, share, hosts: int):
+        options = dict(bytes_per_token=self.message_bytes, max_messages=hosts * expert_ids.size)
+        messages = noc.expert_traffic(expert_ids, share, jnp.arange(share.shape[-1]), **options)
+        return noc.communication_time(self.topology, messages)
 
 
-def routed(scores, machine: Machine, coefficients, form):
-    """Choices [batches, batch, top_k] of one layer for scores [batches, batch, experts], and sums
-    of times over batches: (with this gate and its steps, original)."""
+class Text(NamedTuple):
+    """Windows of bytes, and what the model makes of them as it is."""
 
-    def one(scores, share, coefficients):
-        result = gating.tuned_gate(scores, share, machine.costs, coefficients, form)
-        ids = jax.lax.top_k(scores, machine.costs.top_k)[1]
-        gate = machine.costs.gate_time(scores.shape[0], form.chunk)
-        times = machine.layer_time(result.expert_ids, share), machine.layer_time(ids, share)
-        return result, ids, times[0] + gate, times[1]
-
-    return jax.vmap(one, (0, None, None))(scores, machine.share, coefficients)
+    bytes: jax.Array  # [BATCH, LENGTH]
+    logits: jax.Array  # [BATCH * LENGTH, 256]
+    scores: jax.Array  # [layers, BATCH * LENGTH, experts]
 
 
-def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
-    """One row per study, gate and coefficients."""
-    if trace is not None:
-        raise ValueError("gating_pareto gates a model on text: see gating_traces for traces")
-    real = os.environ.get("MOEJAX_DATA")
-    parts = [functools.partial(_zoo, name) for name in FORMS]
-    parts += [_grid] + (
-        [functools.partial(_real, Path(real), name) for name in FORMS] if real else []
-    )
-    for done, part in enumerate(parts):
-        if progress is not None:
-            progress(done, len(parts))
-        yield part()
-    if progress is not None:
-        progress(len(parts), len(parts))
-
-
-@functools.cache
-def _text():
-    """(fit, held-out) windows [BATCH, LENGTH], of files in the first and the second half."""
-    text = zoo.heldout()
-    half = len(text) // 2
-    cut = lambda low, high: np.linspace(low, high - LENGTH, BATCH).astype(int)
-    windows = lambda starts: jnp.asarray(np.stack([text[s : s + LENGTH] for s in starts]))
-    return windows(cut(0, half)), windows(cut(half, len(text)))
-
-
-@functools.cache
-def _zoo_machine() -> Machine:
+def sizes_of_model() -> tuple[int, int, int]:
+    """(layers, experts, top_k)."""
     config = zoo.load().config
-    return Machine.of(len(config.windows), config.num_experts, config.top_k)
+    return len(config.windows), config.num_experts, config.top_k
+
+
+COUNTED = np.tile(np.arange(LENGTH) >= CONTEXT, BATCH)
 
 
 @functools.cache
-def _original(which: int):
-    """The model's own (logits, scores of counted tokens [layers, tokens, experts])."""
-    record = eqx.filter_jit(lambda model, x: model.forward(x))(zoo.load(), _text()[which])
-    scores = jax.nn.softmax(record.router_logits, axis=-1)
-    return record.logits, scores[:, np.flatnonzero(_counted())]
+def read(half: int, shift: int) -> Text:
+    """Windows from all over one half of the held-out text; each shift has windows of its own."""
+    text = zoo.heldout()
+    low, high = ((0, len(text) // 2), (len(text) // 2, len(text)))[half]
+    starts = np.linspace(low, high - LENGTH * (len(TEXTS) + 1), BATCH).astype(int) + shift * LENGTH
+    windows = jnp.asarray(np.stack([text[s : s + LENGTH] for s in starts]))
+    record = eqx.filter_jit(lambda model, x: model.forward(x))(zoo.load(), windows)
+    return Text(windows, record.logits, jax.nn.softmax(record.router_logits, axis=-1))
 
 
-def _counted() -> np.ndarray:
-    return np.tile(np.arange(LENGTH) >= CONTEXT, BATCH)
+def fit_scores():
+    """Router scores of the counted bytes that coefficients are fitted on."""
+    return read(0, 0).scores[:, np.flatnonzero(COUNTED)]
 
 
 @functools.cache
-def _in_model(form, hosts: int = 1):
-    """Jitted (coefficients [layers], text [BATCH, LENGTH]) -> numbers of the gated zoo model."""
-    machine = dataclasses.replace(_zoo_machine(), hosts=hosts)
+def fit_slopes():
+    """What `weight_slopes` finds for them."""
+    text, (layers, experts, top_k) = read(0, 0), sizes_of_model()
 
     @eqx.filter_jit
-    def run(model, coefficients, text, original, share):
-        seen = []
+    def slopes(model, windows, key):
+        def logits(extra):
+            left = iter(extra)
 
-        def gate(logits):
-            layer = len(seen)
-            here = jax.tree.map(lambda x: x[layer], coefficients)
-            placed = dataclasses.replace(machine, share=share[layer])
-            # All sequences at one position are a batch.
-            scores = jax.nn.softmax(logits.reshape(BATCH, LENGTH, -1).swapaxes(0, 1), axis=-1)
-            result, ids, time, before = routed(scores, placed, here, form)
-            counted = lambda x: x[CONTEXT:]
-            kept = metrics.changed_weight_mass, metrics.top_k_overlap
-            weights = jnp.take_along_axis(scores, ids, axis=-1)
-            new, old = counted(result.expert_ids), counted(ids)
-            seen.append(
-                dict(
-                    time=counted(time).mean(),
-                    before=counted(before).mean(),
-                    mass=kept[0](old, counted(weights), new),
-                    overlap=kept[1](old, new),
-                    retention=metrics.top1_retention(old, new),
-                )
-            )
-            back = lambda x: x.swapaxes(0, 1).reshape(BATCH * LENGTH, -1)
-            return back(result.expert_ids), back(result.weights)
+            def gate(logits):
+                scores = jax.nn.softmax(logits, axis=-1)
+                ids = jax.lax.top_k(jax.lax.stop_gradient(scores), top_k)[1]
+                chosen = scores * jax.nn.one_hot(ids, experts).sum(-2)
+                weights = chosen / chosen.sum(-1, keepdims=True) + next(left)
+                everyone = jnp.arange(experts, dtype=jnp.int32)
+                return jnp.broadcast_to(everyone, weights.shape), weights
 
-        adjusted = model.forward(text, gate).logits
-        mask, targets = jnp.asarray(_counted()), jnp.roll(text, -1, axis=1).ravel()
-        scored = mask & (jnp.arange(text.size) % LENGTH < LENGTH - 1)
-        total = lambda name: sum(layer[name] for layer in seen)
-        return dict(
-            speedup=total("before") / total("time"),
-            time_us=1e6 * total("time"),
-            kl=metrics.kl(original, adjusted, mask),
-            ppl_ratio=metrics.ppl_ratio(original, adjusted, targets, scored),
-            agreement=metrics.top1_agreement(original, adjusted, mask),
-            mass=total("mass") / len(seen),
-            overlap=total("overlap") / len(seen),
-            retention=total("retention") / len(seen),
-        )
+            return model.forward(windows, gate).logits
 
-    given = lambda which: (_text()[which], _original(which)[0])
-    return lambda c, which, share=machine.share: run(zoo.load(), c, *given(which), share)
+        return gating.weight_slopes(logits, (layers, windows.size, experts), key=key)
+
+    found = slopes(zoo.load(), text.bytes, jax.random.key(7))
+    return found[:, :, np.flatnonzero(COUNTED)]
 
 
-def _on_ray(scale: float, layers: int) -> gating.Coefficients:
-    full = lambda x: jnp.full(layers, x)
-    r_comp, r_comm = (scale * r for r in PUBLISHED)
-    return gating.Coefficients(full(r_comp), full(r_comm), full(0.0))
+@functools.cache
+def build(system: str, split: bool) -> Machine:
+    """The machine with its placement: whole experts dealt to nodes, or the busier half of them in
+    halves on two nodes, without which r_comm would not matter. Estimated communication, which
+    tuning goes by, is scaled to the simulated one of the fit text."""
+    chip, sizes = hardware.get(system), models.get(COST_MODEL)
+    layers, experts, top_k = sizes_of_model()
+    keys = jax.random.split(jax.random.key(0), layers)
+    share = jnp.stack([placement.expert_parallel(experts, chip.num_nodes, key=k) for k in keys])
+    ids = jax.lax.top_k(fit_scores(), top_k)[1]
+    if split:
+        counts = jax.nn.one_hot(ids, experts).sum((1, 2))
+        busy = counts > jnp.median(counts, axis=-1, keepdims=True)
+        share = jnp.where(busy[..., None], (share + jnp.roll(share, 5, axis=-1)) / 2, share)
+    rates = dict(flops_per_s=chip.flops_per_s, bandwidth=chip.link_bandwidth)
+    rates |= dict(gate_step_time=chip.gate_step_time, top_k=top_k)
+    costs = gating.LayerCosts.published(sizes.hidden, sizes.moe_intermediate, **rates)
+    network = noc.mesh(*chip.shape, bandwidth=chip.link_bandwidth)
+    machine = Machine(share, costs, network, float(sizes.hidden))
+    return machine._replace(costs=dataclasses.replace(costs, visit_time=visit_time(machine, ids)))
 
 
-def _candidates(form, scores, machine: Machine):
-    """(label, scale or budget, per layer, coefficients, seconds) of a form's settings."""
-    layers = machine.share.shape[0]
-    if not form.soft:
-        return [(scale, _on_ray(scale, layers), False, 0.0) for scale in SCALES]
-    on = scores, machine.share, machine.costs, BUDGETS
-    kinds = dict(batch=BATCH, key=jax.random.key(1), form=form, ray=PUBLISHED, steps=STEPS)
-    found, spent = _timed(lambda: gating.tune(*on, **kinds))
-    pick = lambda i: jax.tree.map(lambda x: x[i], found.coefficients)
-    tuned = [(budget, pick(i), True, spent) for i, budget in enumerate(BUDGETS)]
-    return [(0.0, _on_ray(0.0, layers)._replace(softness=pick(0).softness), True, 0.0), *tuned]
+@eqx.filter_jit
+def visit_time(machine: Machine, ids):
+    """s of a visit with which the estimate has the mean of the simulation."""
+    batches = ids.reshape(ids.shape[0], -1, BATCH, ids.shape[-1])
+    only = dataclasses.replace(machine.costs, token_time=jnp.zeros(()))
+    over = lambda f: jax.vmap(jax.vmap(f, (0, None)))(batches, machine.share).mean()
+    simulated, estimated = over(lambda i, s: machine.sent_time(i, s, 2)), over(only.layer_time)
+    return machine.costs.visit_time * simulated / estimated
 
 
-def _row(study, name, form, setting, coefficients, per_layer, spent, numbers) -> dict[str, Any]:
-    row = dict(study=study, gate=name, chunk=form.chunk, setting=float(setting))
-    row |= dict(per_layer=per_layer, tuning_s=float(spent))
-    row |= dict(r_comp=float(coefficients.r_comp.mean()), r_comm=float(coefficients.r_comm.mean()))
-    unknown = dict.fromkeys(NUMBERS, float("nan"))
-    return row | unknown | {key: float(value) for key, value in numbers.items()}
+def settings(gate: str, chunk: int) -> tuple[float, ...]:
+    """Scales of the published coefficients, or budgets of nats; 0 is no penalty."""
+    tuned = GATES[gate].by != "ray"
+    values = (0.0, *BUDGETS) if tuned else SCALES
+    return values if chunk == 1 else values[3:8] if tuned else values[3:9]
 
 
-def _zoo(name: str) -> list[dict[str, Any]]:
-    form, machine = FORMS[name], _zoo_machine()
-    scores = _original(0)[1][:, :: max(1, BATCH * (LENGTH - CONTEXT) // FIT_TOKENS)]
-    run = _in_model(form)
-    found = []
-    for setting, coefficients, per_layer, spent in _candidates(form, scores, machine):
-        numbers = run(coefficients, 1)
-        found.append(_row("zoo", name, form, setting, coefficients, per_layer, spent, numbers))
-    return found
+def fitted_on(machine: Machine, form):
+    options = dict(batch=BATCH, key=jax.random.key(1), form=form)
+    options |= dict(measure="model_kl", slopes=fit_slopes())
+    return (fit_scores(), machine.share, machine.costs), options
 
 
-def _chunks() -> list[dict[str, Any]]:
-    """The published gate with tokens in chunks: fewer steps of the gate, and more blindness."""
-    layers = _zoo_machine().share.shape[0]
-    found = []
-    for chunk in CHUNKS:
-        form, given = gating.GateForm(chunk=chunk), _on_ray(CHUNK_SCALE, layers)
-        numbers = _in_model(form)(given, 1)
-        found.append(_row("chunk", "published", form, CHUNK_SCALE, given, False, 0.0, numbers))
-    return found
+def grid():
+    """Both coefficients over GRID x GRID values, around what budgets choose."""
+    comp = PUBLISHED[0] * np.geomspace(0.05, 30, GRID)
+    comm = PUBLISHED[1] * np.geomspace(0.01, 10, GRID)
+    pairs = [x.reshape(-1, 1).astype(np.float32) for x in np.meshgrid(comp, comm)]
+    return gating.Coefficients(*pairs, np.zeros_like(pairs[0]))
 
 
-def _split(machine: Machine, scores) -> jax.Array:
-    """The placement with each layer's busier half of experts in halves, each on a second node."""
-    top = jax.lax.top_k(scores, machine.costs.top_k)[1]
-    counts = jax.nn.one_hot(top, scores.shape[-1]).sum((1, 2))
-    busy = counts > jnp.median(counts, axis=-1, keepdims=True)
-    second = jnp.roll(machine.share, 5, axis=-1)
-    return jnp.where(busy[..., None], (machine.share + second) / 2, machine.share)
+@functools.cache
+def found(gate: str, chunk: int, system: str):
+    """(coefficients of each budget [layers], seconds with compilation, without, CPU without)."""
+    form, machine = GATES[gate].form._replace(chunk=chunk), build(system, GATES[gate].split)
+    on, options = fitted_on(machine, form)
+
+    def run():
+        if GATES[gate].by == "tune":
+            tuned = gating.tune(*on, BUDGETS, ray=PUBLISHED, **STEPS, **options)
+            return tuned.coefficients
+        pairs = grid()
+        judged = gating.judge(*on, pairs, **options)
+        fast, lost = np.asarray(judged.speedup), np.asarray(judged.loss)
+        best = [int(np.argmax(np.where(lost <= budget, fast, 0))) for budget in BUDGETS]
+        whole = lambda x: np.broadcast_to(x[best], (len(best), machine.share.shape[0]))
+        return jax.tree.map(whole, pairs)
+
+    spent = []
+    for _ in range(2):
+        since = time.monotonic(), time.process_time()
+        coefficients = jax.block_until_ready(run())
+        spent.append((time.monotonic() - since[0], time.process_time() - since[1]))
+    return jax.tree.map(np.asarray, coefficients), spent[0][0], *spent[1]
 
 
-def _kl_of_layers(run, share) -> jax.Array:
-    """KL for each unit of weight lost in each layer, on fit text and relative to all together."""
-    layers = share.shape[0]
-    only = lambda i: jax.tree.map(lambda x: x * (jnp.arange(layers) == i), _on_ray(2.0, layers))
-    found = [run(only(layer), 0, share) for layer in range(layers)]
-    price = jnp.stack([numbers["kl"] / numbers["mass"] for numbers in found])
-    return price / price.sum()
+def coefficients_of(gate: str, chunk: int, strength: int, system: str):
+    """(coefficients [layers], what finding them took)."""
+    layers = sizes_of_model()[0]
+    setting = settings(gate, chunk)[strength]
+    full = lambda x: np.full(layers, x, np.float32)
+    if GATES[gate].by == "ray" or setting == 0:
+        softness = 1e-6 if GATES[gate].form.soft else 0.0
+        ray = gating.Coefficients(*(full(setting * r) for r in PUBLISHED), full(softness))
+        return ray, (0.0, 0.0, 0.0)
+    coefficients, *spent = found(gate, chunk, system)
+    return jax.tree.map(lambda x: x[BUDGETS.index(setting)], coefficients), tuple(spent)
 
 
-def _timed(run):
-    since = time.monotonic()
-    return jax.block_until_ready(run()), time.monotonic() - since
+def prepare_machine(gate: str, system: str):
+    return dict(machine=build(system, GATES[gate].split))
 
 
-def _grid() -> list[dict[str, Any]]:
-    """Both coefficients over a dense grid, shared by all layers, against tuning each layer's.
-
-    With split experts, for else r_comm would change nothing. Both are chosen on the fit scores;
-    what a budget chooses is run in the model on held-out text.
-    """
-    machine, form = _zoo_machine(), FORMS["favorites kept"]
-    fit = _original(0)[1][:, :: BATCH * (LENGTH - CONTEXT) // FIT_TOKENS]
-    share, layers = _split(machine, fit), machine.share.shape[0]
-    run = _in_model(form, 2)
-    options = dict(batch=BATCH, key=jax.random.key(2), form=form)
-    options |= dict(layer_weight=_kl_of_layers(run, share))
-    comp, comm = (r * np.geomspace(0.02, 8, GRID) for r in PUBLISHED)
-    pairs = [x.reshape(-1, 1) for x in np.meshgrid(comp, comm)]
-    shared = gating.Coefficients(*pairs, np.zeros_like(pairs[0]))
-    on = fit, share, machine.costs
-    judged, spent = _timed(lambda: gating.judge(*on, shared, **options))
-    options |= dict(ray=PUBLISHED, steps=STEPS)
-    tuned, tuning = _timed(lambda: gating.tune(*on, BUDGETS, **options))
-    found = []
-
-    def add(name, setting, given, fitted, spent, **extra):
-        full = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), layers), given)
-        numbers = dict(fit_speedup=fitted[0], fit_mass=fitted[1])
-        numbers |= run(full, 1, share) if extra else {}
-        found.append(_row("grid", name, form, setting, full, name == "each layer", spent, numbers))
-
-    fast, lost = np.asarray(judged.speedup), np.asarray(judged.loss)
-    for i in range(len(fast)):
-        given = jax.tree.map(lambda x, i=i: x[i], shared)
-        add("shared pair", i, given, (fast[i], lost[i]), spent)
-    for i, budget in enumerate(BUDGETS):
-        given = jax.tree.map(lambda x, i=i: x[i], tuned.coefficients)
-        fitted = tuned.fit.speedup[i], tuned.fit.loss[i]
-        add("each layer", budget, given, fitted, tuning, model=True)
-        fits = np.where(lost <= budget, fast, 0)
-        if fits.any():
-            best = int(np.argmax(fits))
-            given = jax.tree.map(lambda x, best=best: x[best], shared)
-            add("best pair", budget, given, (fast[best], lost[best]), spent, model=True)
-    return found
+def prepare_gate(gate: str, chunk: int, strength: int, system: str):
+    return dict(coefficients=coefficients_of(gate, chunk, strength, system)[0])
 
 
-def at_speedup(rows: list[dict[str, Any]], loss: str, speedup: float) -> float:
-    """The loss where a gate's best settings, joined by lines, reach a speed-up; NaN beyond them."""
-    points = sorted((row["speedup"], row[loss]) for row in rows)
-    front = [p for i, p in enumerate(points) if all(p[1] <= q[1] for q in points[i + 1 :])]
-    x, y = zip(*front)
-    return float(np.interp(speedup, x, y, right=np.nan))
+def prepare_text(text: int):
+    return dict(windows=read(1, text), model=zoo.load())
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
-    """Losses at equal speed-up, gate by gate, and how the dense grid compares with tuning."""
-    lines = []
-    for study in dict.fromkeys(row["study"] for row in rows if row["study"] == "zoo"):
-        of = [row for row in rows if row["study"] == study]
-        loss, what = ("kl", "KL in nats") if study == "zoo" else ("mass", "lost weight")
-        lines += ["", f"{study}: {what} at a speed-up of the MoE layers, share of published"]
-        lines.append(f"  {'gate':<22}" + "".join(f"{x:>18.2f}" for x in SPEEDUPS) + "   top-1 kept")
-        gates = {name: [row for row in of if row["gate"] == name] for name in FORMS}
-        base = [at_speedup(gates["published"], loss, x) for x in SPEEDUPS]
-        for name, mine in gates.items():
-            found = [at_speedup(mine, loss, x) for x in SPEEDUPS]
-            cells = [f"{y:.5f} ({y / b:4.0%})" if y == y else "-" for y, b in zip(found, base)]
-            kept = min(row["retention"] for row in mine)
-            lines.append(f"  {name:<22}" + "".join(f"{c:>18}" for c in cells) + f"{kept:>12.1%}")
-    for row in (row for row in rows if row["study"] == "chunk"):
-        lines.append(
-            f"  published x {row['setting']:g}, chunks of {row['chunk']:>2}: speed-up "
-            f"{row['speedup']:.3f}, KL {row['kl']:.5f}"
-        )
-    return "\n".join(lines + _grid_summary([row for row in rows if row["study"] == "grid"]))
+def about(gate: str, chunk: int, strength: int, system: str) -> dict[str, Any]:
+    given, (whole, run, cpu) = coefficients_of(gate, chunk, strength, system)
+    row = dict(setting=settings(gate, chunk)[strength], cost_model=COST_MODEL)
+    row |= dict(r_comp=float(given.r_comp.mean()), r_comm=float(given.r_comm.mean()))
+    return row | dict(first_search_s=whole, search_s=run, search_cpu_s=cpu)
 
 
-def _grid_summary(rows: list[dict[str, Any]]) -> list[str]:
-    by = {name: [r for r in rows if r["gate"] == name] for name in ("best pair", "each layer")}
-    if not all(by.values()):
-        return []
-    number = sum(row["gate"] == "shared pair" for row in rows)
-    times = [by[name][0]["tuning_s"] for name in by]
+def wanted(gate: str, chunk: int, strength: int) -> bool:
+    return (chunk == 1 or gate in CHUNKED) and strength < len(settings(gate, chunk))
+
+
+def gated(config, key):
+    """Numbers of the gated model on one text."""
+    form = GATES[config["gate"]].form._replace(chunk=config["chunk"])
+    hosts = 2 if GATES[config["gate"]].split else 1
+    machine, text = config["machine"], config["windows"]
+    seen = []
+
+    def gate(logits):
+        share = machine.share[len(seen)]
+        rates = jax.tree.map(lambda x: x[len(seen)], config["coefficients"])
+        # All sequences at one position are a batch.
+        scores = jax.nn.softmax(logits.reshape(BATCH, LENGTH, -1).swapaxes(0, 1), axis=-1)
+        run = lambda scores: gating.tuned_gate(scores, share, machine.costs, rates, form)
+        chosen = jax.vmap(run)(scores)
+        original = jax.lax.top_k(scores, machine.costs.top_k)
+        seen.append((chosen.expert_ids[CONTEXT:], *(x[CONTEXT:] for x in original)))
+        back = lambda x: x.swapaxes(0, 1).reshape(BATCH * LENGTH, -1)
+        return back(chosen.expert_ids), back(chosen.weights)
+
+    adjusted = config["model"].forward(text.bytes, gate).logits
+    new, weights, old = (jnp.stack(x) for x in zip(*seen))
+    one = lambda ids, share: machine.layer_time(ids, share, hosts)
+    time = lambda ids: jax.vmap(jax.vmap(one, (0, None)))(ids, machine.share).mean(1).sum()
+    steps = new.shape[0] * machine.costs.gate_time(BATCH, form.chunk)
+    slow, fast = time(old), time(new) + steps
+    mask, targets = jnp.asarray(COUNTED), jnp.roll(text.bytes, -1, axis=1).ravel()
+    scored = mask & (jnp.arange(text.bytes.size) % LENGTH < LENGTH - 1)
+    both = text.logits, adjusted
+    return dict(
+        speedup=slow / fast,
+        time_us=1e6 * fast,
+        gate_us=1e6 * steps,
+        kl=metrics.kl(*both, mask),
+        ppl_ratio=metrics.ppl_ratio(*both, targets, scored),
+        agreement=metrics.top1_agreement(*both, mask),
+        rms_shift=metrics.rms_shift(*both, targets, scored),
+        mass=metrics.changed_weight_mass(old, weights, new),
+        overlap=metrics.top_k_overlap(old, new),
+        retention=metrics.top1_retention(old, new),
+    )
+
+
+SWEEP = Sweep(
+    [
+        Axis("gate", [name for name, of in GATES.items() if not of.split], static=True),
+        Axis("chunk", CHUNKS, static=True),
+        Axis("system", [SYSTEM], static=True),
+        Axis("text", TEXTS),
+        Axis("strength", range(max(len(SCALES), len(BUDGETS) + 1))),
+    ],
+    gated,
+    prepare=(prepare_machine, prepare_gate, prepare_text),
+    about=about,
+    where=wanted,
+    width=4,
+)
+
+
+def settings_of(table: dict[str, np.ndarray], rows: np.ndarray):
+    """(speed-up, KL) of each setting among `rows`, means over texts."""
+    strengths = [rows & (table["strength"] == s) for s in np.unique(table["strength"][rows])]
+    return tuple(np.array([table[n][s].mean() for s in strengths]) for n in ("speedup", "kl"))
+
+
+def summary(table: dict[str, np.ndarray]) -> str:
+    """KL at equal speed-up by gate and by chunk."""
+    lines = [
+        "KL in nats on held-out text at a speed-up of the MoE layers, share of published (over"
+    ]
+    lines += ["texts one by one: lowest and highest share)"]
+    lines.append(f"  {'gate':<16}" + "".join(f"{x:>26.2f}" for x in SPEEDUPS) + "   top-1 kept")
+    gate, whole = table["gate"], table["chunk"] == 1
+    for name in dict.fromkeys(table["gate"]):
+        mine = whole & (gate == name)
+        cells = [shares(table, mine, whole & (gate == "published"), x) for x in SPEEDUPS]
+        kept = table["retention"][mine].min()
+        lines.append(f"  {name:<16}" + "".join(f"{c:>26}" for c in cells) + f"{kept:>12.1%}")
+    return "\n".join(lines + chunk_summary(table))
+
+
+def shares(table, mine, base, speedup: float) -> str:
+    """The loss at a speed-up, its share of another's, and that of the texts one by one."""
+    at = lambda rows: metrics.loss_at(*settings_of(table, rows), speedup)
+    texts = [table["text"] == text for text in np.unique(table["text"])]
+    (loss, other), each = (at(mine), at(base)), [at(mine & t) / at(base & t) for t in texts]
+    return f"{loss:.5f} ({loss / other:.0%}, {min(each):.0%}-{max(each):.0%})"
+
+
+def chunk_summary(table) -> list[str]:
     lines = [
         "",
-        f"best of {number} shared pairs ({times[0]:.1f} s on scores) and each layer tuned by",
+        "in chunks of so many tokens: KL at a speed-up, and the gate's own share of the time",
     ]
-    lines[-1] += f" gradient ({times[1]:.1f} s), on held-out text:"
-    for name, mine in by.items():
-        cells = [f"{row['speedup']:.3f} at KL {row['kl']:.5f}" for row in mine]
-        lines.append(f"  {name:<12}" + ", ".join(cells))
-    for pair in by["best pair"]:
-        points = sorted((row["kl"], row["speedup"]) for row in by["each layer"])
-        same = np.interp(pair["kl"], *zip(*points))
-        lines.append(f"  at KL {pair['kl']:.5f}: pair {pair['speedup']:.4f}, layers {same:.4f}")
+    for name in CHUNKED:
+        for size in CHUNKS:
+            mine = (table["gate"] == name) & (table["chunk"] == size)
+            if mine.any():
+                points = settings_of(table, mine)
+                cells = "".join(f"{metrics.loss_at(*points, x):>10.5f}" for x in SPEEDUPS)
+                own = (table["gate_us"][mine] / table["time_us"][mine]).mean()
+                lines.append(f"  {name:<16}{size:>4}{cells}{own:>10.1%}")
     return lines
 
 
-def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Loss against speed-up of every study, and the map of both coefficients."""
-    studies = list(dict.fromkeys(row["study"] for row in rows if row["study"] == "zoo"))
-    fronts, axes = plot.figure(1, len(studies), (4.4 * len(studies), 3.6))
-    for study, ax in zip(studies, axes[0]):
-        of = [row for row in rows if row["study"] == study]
-        table = {name: np.array([row[name] for row in of]) for name in of[0]}
-        table["published"] = (table["gate"] == "published") & (table["setting"] == 1)
-        loss = ("kl", "KL (nats)") if study == "zoo" else ("mass", "Lost combine weight")
-        plot.speedup_fidelity(table, ax, loss=loss[0], label=loss[1], title=study, legend=False)
-    plot.shared_legend(fronts, axes)
-    made = {"gating_pareto": fronts}
-    grid = [row for row in rows if row["gate"] == "shared pair"]
-    if grid:
-        table = {name: np.array([row[name] for row in grid]) for name in grid[0]}
-        made["coefficients"], axes = plot.figure(1, 2, (9, 3.6))
-        plot.coefficient_map(table, axes[0, 0], value="fit_speedup", label="Speed-up")
-        plot.coefficient_map(table, axes[0, 1], value="fit_mass", label="Lost weight", title="")
+def figures(table: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Loss against speed-up, the map of both coefficients, and the choices that a gate moves."""
+    keep = table["chunk"] == 1
+    points, made = dict(gate=[], published=[], speedup=[], kl=[]), {}
+    for name in dict.fromkeys(table["gate"]):
+        for strength in np.unique(table["strength"][keep & (table["gate"] == name)]):
+            rows = keep & (table["gate"] == name) & (table["strength"] == strength)
+            star = name == "published" and table["setting"][rows][0] == 1
+            means = (table[column][rows].mean() for column in ("speedup", "kl"))
+            for column, value in zip(points, (name, star, *means)):
+                points[column].append(value)
+    made["gating_pareto"], axes = plot.figure(1, 1, (6.4, 3.8))
+    plot.speedup_fidelity(points, axes[0, 0], title="What speed costs the zoo model")
+    on, options = fitted_on(build(SYSTEM, True), GATES["best pair"].form)
+    pairs = grid()
+    judged = gating.judge(*on, pairs, **options)
+    values = dict(r_comp=pairs.r_comp[:, 0], r_comm=pairs.r_comm[:, 0], speedup=judged.speedup)
+    near = sum(abs(np.log(values[n] / r)) for n, r in zip(("r_comp", "r_comm"), PUBLISHED))
+    values |= dict(kl=np.log10(np.maximum(judged.loss, 1e-6)), published=near == near.min())
+    made["gating_coefficients"], axes = plot.figure(1, 2, (9, 3.6))
+    plot.coefficient_map(values, axes[0, 0], title="Speed-up of a shared pair")
+    plot.coefficient_map(values, axes[0, 1], value="kl", label="log10 KL (nats)", title="Its KL")
+    made["gating_moved"], axes = plot.figure(1, 2, (9, 3.6))
+    for name, ax in zip(("published", "looking ahead"), axes[0]):
+        plot.moved_choices(moved(GATES[name].form), ax, title=f"{name}: choices that moved")
     return made
+
+
+def moved(form, layer: int = 2) -> dict[str, np.ndarray]:
+    """Choices of one batch of held-out text, with the load of their node with original choices."""
+    machine, scores = build(SYSTEM, False), read(1, 0).scores[layer]
+    scores = scores.reshape(BATCH, LENGTH, -1)[:, CONTEXT]
+    rates = gating.Coefficients(*(4 * r for r in PUBLISHED), 0.0)
+    new = gating.tuned_gate(scores, machine.share[layer], machine.costs, rates, form).expert_ids
+    old = jax.lax.top_k(scores, machine.costs.top_k)[1]
+    chosen = lambda ids: np.asarray(jax.nn.one_hot(ids, scores.shape[-1]).sum(1))
+    load = chosen(old).sum(0) @ machine.share[layer] * machine.costs.token_time
+    load = np.broadcast_to(machine.share[layer] @ load, scores.shape)
+    columns = (1e6 * load, scores, chosen(old), chosen(new))
+    names = ("load_us", "score", "original", "adjusted")
+    return {name: np.ravel(column) for name, column in zip(names, columns)}

@@ -11,7 +11,6 @@ estimated communication.
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -20,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from moejax import gating, hardware, models, placement, plot, zoo
+from moejax import gating, hardware, metrics, models, placement, plot, zoo
+from moejax.sweep import Axis, Sweep
 
 
 COST_MODEL, SYSTEM = "qwen3-30b-a3b", "nmp-4x4-5t-50g"
-BATCH, GAMMA, GATE_STEP_TIME = 32, 0.19, 10e-9
+BATCH, GAMMA = 32, 0.19
 PUBLISHED = (-3e4, -0.025)
 SEQUENCES, LENGTH, CONTEXT = 4, 256, 128
 STEPS, LEARNING_RATE = 120, 5e-5
@@ -32,19 +32,6 @@ WEIGHTS = {"shipped": 0.0, "load balance": 0.1, "hardware penalty": 0.1, "gate i
 SCALES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 FORM = gating.GateForm(protect=1, ahead=True)
 SPEEDUPS = (1.05, 1.1, 1.2)
-
-
-def rows(*, trace: str | None = None, progress=None) -> Iterator[list[dict[str, Any]]]:
-    """One row per training and strength of the gate."""
-    if trace is not None:
-        raise ValueError("gating_training trains on text, not on traces")
-    _machine()  # made before anything is traced, and kept
-    total = len(WEIGHTS) * STEPS
-    for i, way in enumerate(WEIGHTS):
-        report = (lambda step, i=i: progress(i * STEPS + step, total)) if progress else None
-        yield _judge(way, _trained(way, report))
-    if progress is not None:
-        progress(total, total)
 
 
 @functools.cache
@@ -59,7 +46,7 @@ def _machine():
         flops_per_s=system.flops_per_s,
         bandwidth=system.link_bandwidth,
         gamma=GAMMA,
-        gate_step_time=GATE_STEP_TIME,
+        gate_step_time=system.gate_step_time,
     )
     return costs, jnp.stack(
         list(map(deal, jax.random.split(jax.random.key(0), len(config.windows))))
@@ -113,8 +100,9 @@ def _penalty(record):
     return jax.vmap(one)(record.router_logits, share).mean()
 
 
-def _trained(way: str, report):
+def _trained(way: str):
     """The model after training this way; the shipped one for no training."""
+    _machine()  # made before anything is traced, and kept
     model = zoo.load()
     if way == "shipped":
         return model
@@ -141,54 +129,61 @@ def _trained(way: str, report):
     model = jax.tree.map(jnp.copy, model)
     texts = _windows("train", STEPS * SEQUENCES, 0).reshape(STEPS, SEQUENCES, -1)
     for number, text in enumerate(texts):
-        if report is not None:
-            report(number)
         order = jax.random.permutation(jax.random.key(number), SEQUENCES * LENGTH)
         model, state = step((jnp.asarray(text), order), model, state)
     return model
 
 
-@eqx.filter_jit
-def _run(model, scale, text):
+def prepare(training: str) -> dict[str, Any]:
+    text = _windows("heldout", BATCH, 1)
+    return dict(model=_trained(training), shipped=zoo.load(), heldout=text)
+
+
+def judged(config, key):
+    """Loss of a model on held-out text, and speed-up over the shipped one as it is."""
+    text = config["heldout"]
     # Position by position: a batch is one token of each of so many sequences.
     order = jnp.arange(text.shape[0] * LENGTH).reshape(-1, LENGTH).T.ravel()
-    seen = []
-    record = model.forward(text[:, :-1], _gate(scale, order, seen))
+
+    def run(model, scale):
+        seen = []
+        record = model.forward(text[:, :-1], _gate(scale, order, seen))
+        return record, sum(s[0] for s in seen), sum(s[1] for s in seen)
+
+    record, time, _ = run(config["model"], config["scale"])
+    before = run(config["shipped"], 0.0)[2]
     losses = _losses(record, text[:, 1:].ravel()).reshape(-1, LENGTH)[:, CONTEXT:]
-    return losses.mean(), sum(s[0] for s in seen), sum(s[1] for s in seen)
+    return dict(loss_nats=losses.mean(), time_us=1e6 * time, speedup=before / time)
 
 
-def _judge(way: str, model) -> list[dict[str, Any]]:
-    text = jnp.asarray(_windows("heldout", BATCH, 1))
-    before = _run(zoo.load(), jnp.zeros(()), text)[2]
-    found = []
-    for scale in SCALES:
-        loss, time, _ = _run(model, jnp.asarray(scale), text)
-        row = dict(training=way, steps=0 if way == "shipped" else STEPS, scale=scale)
-        row |= dict(loss_nats=float(loss), time_us=1e6 * float(time))
-        found.append(row | dict(speedup=float(before / time)))
-    return found
+SWEEP = Sweep(
+    [Axis("training", tuple(WEIGHTS), static=True), Axis("scale", SCALES)],
+    judged,
+    prepare=prepare,
+    about=lambda training: dict(steps=0 if training == "shipped" else STEPS),
+    width=3,
+)
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
+def summary(table: dict[str, np.ndarray]) -> str:
     """Held-out loss at equal speed-up, by training."""
     lines = ["", "nats per byte on held-out text at a speed-up of the MoE layers"]
     lines.append(f"  {'training':<20}" + "".join(f"{x:>10.2f}" for x in SPEEDUPS) + "   gate off")
-    for way in dict.fromkeys(row["training"] for row in rows):
-        points = sorted((r["speedup"], r["loss_nats"]) for r in rows if r["training"] == way)
-        x, y = zip(*points)
-        found = [np.interp(s, x, y, right=np.nan) for s in SPEEDUPS]
+    for way in dict.fromkeys(table["training"]):
+        rows = table["training"] == way
+        speed, loss = table["speedup"][rows], table["loss_nats"][rows]
+        found = [metrics.loss_at(speed, loss, x) for x in SPEEDUPS]
         cells = "".join(f"{v:>10.4f}" if v == v else f"{'-':>10}" for v in found)
-        off = next(r for r in rows if r["training"] == way and r["scale"] == 0)
-        lines.append(f"  {way:<20}{cells}{off['loss_nats']:>9.4f} at {off['speedup']:.3f}")
+        off = rows & (table["scale"] == 0)
+        loss, speed = (table[name][off][0] for name in ("loss_nats", "speedup"))
+        lines.append(f"  {way:<20}{cells}{loss:>9.4f} at {speed:.3f}")
     return "\n".join(lines)
 
 
-def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def figures(table: dict[str, np.ndarray]) -> dict[str, Any]:
     """Held-out loss against speed-up, by training."""
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     figure, axes = plot.figure(1, 1, (7, 3.6))
-    table["gate"] = table["training"]
     label, title = "Held-out loss (nats per byte)", "Fine-tuned three ways"
-    plot.speedup_fidelity(table, axes[0, 0], loss="loss_nats", label=label, title=title)
+    of = table | dict(gate=table["training"])
+    plot.speedup_fidelity(of, axes[0, 0], loss="loss_nats", label=label, title=title)
     return {"gating_training": figure}

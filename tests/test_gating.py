@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moejax import Status, gating
+from tests.compilation import quick_compilation as quick_compilation
 from tests.oracles import gating as oracle
 
 
@@ -354,6 +355,24 @@ def test_gradients_are_those_of_fixed_choices(x64):
         np.testing.assert_allclose(np.subtract(*ends) / (2 * step), (of_logits**2).sum(), rtol=1e-6)
         ends = (value(at, 0.25 + sign * step, -0.1) for sign in (1, -1))
         np.testing.assert_allclose(np.subtract(*ends) / (2 * step), of_time, rtol=1e-6)
+
+
+def test_visits_of_one_expert_alone():
+    rng = np.random.default_rng(5)
+    selection = rng.permutation(5 * 6).reshape(5, 6).astype(np.float32)
+    share = rng.dirichlet(np.ones(2), 6)
+    nodes = [set(rng.permutation(4)[:2].tolist()) for _ in range(6)]
+    held = np.zeros((6, 4), np.float32)
+    for expert, of in enumerate(nodes):
+        held[expert, list(of)] = share[expert]
+    found = gating.own_visits(jnp.asarray(selection), held, 3)
+    for token, row in enumerate(selection):
+        chosen = np.argsort(-row)[:3].tolist()
+        for expert in range(6):
+            others = set().union(*(nodes[i] for i in chosen if i != expert))
+            assert found[token, expert] == len(nodes[expert] - others)
+    with pytest.raises(ValueError, match="top_k = 7"):
+        gating.own_visits(jnp.asarray(selection), held, 7)
 
 
 # --- Devices ------------------------------------------------------------------------------------

@@ -188,3 +188,22 @@ def test_random_control():
 def test_shapes_that_disagree_are_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_settings_at_equal_speed_and_at_equal_loss():
+    # (1.3, 9) loses more than the faster (1.4, 4), (1.15, 3) is slower than (1.2, 2).
+    speed = np.array([1.2, 1.0, 1.3, 1.4, 1.15, np.nan, 1.1])
+    loss = np.array([2.0, 0.0, 9.0, 4.0, 3.0, 0.0, 1.0])
+    fast, lost = metrics.best_settings(speed, loss)
+    assert fast.tolist() == [1.0, 1.1, 1.2, 1.4] and lost.tolist() == [0, 1, 2, 4]
+    assert metrics.loss_at(speed, loss, 1.3) == pytest.approx(3)
+    assert metrics.loss_at(speed, loss, 0.9) == 0 and np.isnan(metrics.loss_at(speed, loss, 1.5))
+    assert metrics.speedup_at(speed, loss, np.sqrt(2)) == pytest.approx(1.15)
+    assert np.isnan(metrics.speedup_at(speed, loss, 0.5)) and np.isnan(
+        metrics.speedup_at(speed, loss, 5.0)
+    )
+    assert np.isnan(metrics.speedup_at([1.0], [0.0], 0.5))
+    with pytest.raises(ValueError, match="no setting"):
+        metrics.best_settings([np.nan], [1.0])
+    with pytest.raises(ValueError, match="allowed is a row"):
+        metrics.loss_at([1.0], [1.0, 2.0], 1.0)

@@ -1,23 +1,20 @@
 """The gating sweeps and their figures on small tables, one real run of the example."""
 
-import importlib.util
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from moejax import routing, sweep
+from tests.compilation import quick_compilation as quick_compilation
+from tests.conftest import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+
 pytest.importorskip("matplotlib")
 
 
 def load(name):
-    path = REPOSITORY / "sweeps" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return sweep.load_file(REPOSITORY / "sweeps" / f"{name}.py")[1]
 
 
 def figures():
@@ -26,48 +23,115 @@ def figures():
     return _gating, figure
 
 
-def fake(sweep, **fixed):
-    """A gate twice as good as the next, on the settings of which loss grows with speed."""
+def table(gates, *, seeds=1, **fixed):
+    """Gates each twice as good as the one before: loss grows with speed."""
     rows = []
-    for i, name in enumerate(reversed(sweep.FORMS)):
-        for step in range(4):
-            row = dict.fromkeys(sweep.NUMBERS, 0.9) | fixed
-            row |= dict(gate=name, chunk=1, setting=float(step), per_layer=False, tuning_s=1.0)
-            row |= dict(speedup=1 + 0.1 * step, time_us=10.0, kl=0.001 * step * 2**i)
-            rows.append(row | dict(mass=0.01 * step * 2**i, r_comp=-1.0, r_comm=-0.5))
-    return rows
+    for i, name in enumerate(gates):
+        for strength in range(4):
+            for seed in range(seeds):
+                row = fixed | dict(gate=name, strength=strength, seed=seed, text=seed)
+                row |= dict(speedup=1 + 0.1 * strength, time_us=10.0, gate_us=1.0, setting=strength)
+                row |= dict(kl=0.008 * strength / 2**i, mass=0.08 * strength / 2**i)
+                rows.append(row | dict(overlap=0.75, retention=0.9, chunk=1))
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def joined(*tables):
+    return {name: np.concatenate([of[name] for of in tables]) for name in tables[0]}
 
 
 def test_story_of_the_model():
-    sweep = load("gating_pareto")
-    rows = fake(sweep, study="zoo")
-    text = sweep.summary(rows)
-    assert "0.01600 (100%)" in text and "0.00800 ( 50%)" in text and "90.0%" in text
-    pairs = [(-x, -y) for x in (1.0, 2.0) for y in (1.0, 2.0)]
-    one = dict(rows[0], study="grid", gate="shared pair")
-    grid = [dict(one, r_comp=x, r_comm=y, fit_mass=0.1, fit_speedup=1.1) for x, y in pairs]
-    judged = (("best pair", 1.1, 0.002), ("each layer", 1.1, 0.001), ("each layer", 1.2, 0.003))
-    grid += [dict(one, gate=gate, speedup=x, kl=kl) for gate, x, kl in judged]
-    text = sweep.summary([*rows, *grid])
-    assert "best of 4 shared pairs" in text
-    assert "at KL 0.00200: pair 1.1000, layers 1.1500" in text
-    assert set(sweep.figures([*rows, *grid])) == {"gating_pareto", "coefficients"}
-    assert np.isnan(sweep.at_speedup(rows[:4], "kl", 2.0))
-    # A setting that is slower and worse than another is not a way to a speed-up.
-    worse = [dict(speedup=1.0, kl=0.0), dict(speedup=1.1, kl=9.0), dict(speedup=1.2, kl=0.2)]
-    assert sweep.at_speedup(worse, "kl", 1.1) == pytest.approx(0.1)
-    with pytest.raises(ValueError, match="gating_traces"):
-        next(sweep.rows(trace="x"))
+    story = load("gating_pareto")
+    gates = ("published", "favorites kept", "soft, tuned")
+    rows = table(gates, seeds=2, system=story.SYSTEM)
+    chunks = table(("published",), seeds=2, system=story.SYSTEM)
+    chunks |= dict(chunk=np.full(8, 4), kl=chunks["kl"] / 2)
+    text = story.summary(joined(rows, chunks))
+    assert "0.01600 (100%, 100%-100%)" in text and "0.00400 (25%, 25%-25%)" in text
+    assert "published          4   0.00200   0.00400   0.00800     10.0%" in text
+
+
+def test_the_gated_model_itself():
+    """No penalty changes nothing, and its steps take time; the strongest moves most choices."""
+    story = load("gating_pareto")
+    small = story.SWEEP.set(dict(gate=["published"], chunk=[1], text=[1], strength=[0, 11]))
+    columns = sweep.run(small, progress=False).columns
+    off, strong = ({name: column[i] for name, column in columns.items()} for i in range(2))
+    assert off["status"] == "ok" and off["overlap"] == 1 and abs(off["kl"]) < 1e-6
+    # Without moves, the gate's own steps are all that the layers take longer.
+    assert off["speedup"] == pytest.approx(1 - off["gate_us"] / off["time_us"], rel=1e-5)
+    layers, steps = 4, story.BATCH
+    assert off["gate_us"] == pytest.approx(layers * steps * 1e-2, rel=1e-5)
+    assert strong["speedup"] > 1.2 and strong["kl"] > 1e-3 and strong["ppl_ratio"] > 0.99
+    assert strong["r_comp"] == -9 * 3e4 and strong["overlap"] < 0.9 and strong["retention"] < 1
+    moved = story.moved(story.GATES["looking ahead"].form)
+    before, after = moved["original"] > 0, moved["adjusted"] > 0
+    lost, gained = before & ~after, after & ~before
+    assert lost.sum() == gained.sum() > 0
+    assert moved["load_us"][lost].mean() > moved["load_us"][gained].mean()
+
+
+def test_story_of_tuning():
+    story = load("gating_tuning")
+    rows = table(story.GATES, seeds=2, system=story.SYSTEMS[0])
+    spent = dict(first_search_s=9.0, search_s=2.0, search_cpu_s=1.0)
+    rows |= {name: np.full(16, value) for name, value in spent.items()}
+    text = story.summary(rows)
+    assert "grid in 9.0 s, compiled 2.0 s (1.0 s of CPU)" in text
+    # A pair's loss at 1.1 is what layers lose at 1.2, and nothing is known beyond.
+    assert "KL 0.00800: 1.1000, 1.2000" in text and "layers better at 1 of 1, +0.1000" in text
+    assert set(story.figures(rows)) == {"gating_tuning"}
 
 
 def test_story_of_the_traces(monkeypatch):
-    sweep = load("gating_traces")
-    rows = fake(sweep, task="one", rest="nothing") + fake(sweep, task="two", rest="nothing")
-    assert "0.04000 ( 50%)" in sweep.summary(rows)
-    assert set(sweep.figures(rows)) == {"gating_traces"}
+    story = load("gating_traces")
+    models = [(model, tasks[-1]) for model, tasks in story.TASKS.items()]
+    rows = joined(
+        *(table(story.PRICES, seeds=2, model=m, task=task, rest="nothing") for m, task in models)
+    )
+    text = story.summary(rows)
+    assert "0.0800 (50%, 50%-50%)" in text and "esft-summary, other" in text
+    assert set(story.figures(rows)) == {"gating_traces"}
     monkeypatch.delenv("MOEJAX_DATA", raising=False)
     with pytest.raises(ValueError, match="MOEJAX_DATA"):
-        next(sweep.rows())
+        story.trace("deepseek-v2-lite", "esft-law")
+
+
+def test_scores_that_a_trace_does_not_store(monkeypatch):
+    """What is left of 1 by popularity, and never as much as the smallest choice."""
+    story = load("gating_traces")
+    ids = np.tile([[0, 1]], (1, story.TOKENS, 1))
+    weights = np.tile([[0.5, 0.25]], (1, story.TOKENS, 1))
+    made = routing.RoutingTrace(expert_ids=ids, num_experts=5, weights=weights)
+    first = routing.RoutingTrace(expert_ids=np.array([[[2, 0], [2, 1], [3, 2]]]), num_experts=5)
+    monkeypatch.setattr(story, "trace", lambda model, task: first if task == "esft-law" else made)
+    bare, filled = (
+        story.scores_of("deepseek-v2-lite", "esft-intent", rest, 0)[0, 0, 0] for rest in story.RESTS
+    )
+    np.testing.assert_allclose(bare, [0.5, 0.25, 0, 0, 0])
+    # Experts 2 and 3 were wanted three times and once: 3/4 and 1/4 of what is left, 1/4.
+    np.testing.assert_allclose(filled, [0.5, 0.25, 3 / 16, 1 / 16, 0])
+
+
+def test_the_clairvoyant_moves_the_lightest_off_the_busiest():
+    story = load("gating_traces")
+    scores = np.array([[0.6, 0.3, 0, 0], [0.5, 0.4, 0, 0], [0.7, 0.2, 0, 0]], np.float32)
+    node = np.array([0, 1, 1, 2])  # experts 0, then 1 and 2, then 3
+    path = story.peel(scores, node, 2)
+    # Favorites stay: expert 1 is left, by the third token first, for the idle node's expert 3.
+    lost = [at[0] for at in path]
+    np.testing.assert_allclose(lost, [0, 2 / 9], rtol=1e-6)
+    assert [at[1] for at in path] == [3, 3] and path[1][2].tolist() == [[0, 1], [0, 1], [0, 3]]
+    assert story.best(path, 0.1) is path[0][2]
+
+
+def test_story_of_training():
+    story = load("gating_training")
+    rows = table(tuple(story.WEIGHTS))
+    rows |= dict(training=rows["gate"], scale=rows["strength"], loss_nats=rows["kl"])
+    text = story.summary(rows)
+    assert "0.0080" in text and "0.0000 at 1.000" in text
+    assert set(story.figures(rows)) == {"gating_training"}
 
 
 def test_figures_draw_what_they_are_given():

@@ -13,6 +13,7 @@ from moejax.gating._layer_costs import LayerCosts
 from moejax.gating._outcome import judge, make_data, of_layers, tuned_gate
 from moejax.gating._relaxed_gate import Coefficients, GateForm
 from moejax.gating._soft_makespan import SoftMakespan
+from tests.compilation import quick_compilation as quick_compilation
 from tests.oracles import relax as oracle
 
 
@@ -141,24 +142,29 @@ def test_search_follows_the_gradient_of_the_gate():
     problem = search.Problem(data, jnp.float32(0.05))
     static = search.Static(form, "model_kl", True, 0.1, 1, 2)
     logs = jnp.log(jnp.array([[0.05, 0.1], [0.01, 0.02], [1.0, 2.0]]))
-    state = search._State(logs, None, jnp.log(0.5), logs)
+    price, budget = 0.5, 0.3
 
     def lagrangian(logs):
         given = search.coefficients(logs, form)
         rest = data, COSTS, form, "model_kl", problem.temperature
         time, loss = of_layers(given, *rest)
-        return jnp.log(time.sum()) + 0.5 * loss.sum() / 0.3, loss.sum()
+        return jnp.log(time.sum()) + price * loss.sum() / budget, loss.sum()
 
     @jax.jit
     def both():
-        slopes = [search._slope(state, problem, COSTS, 0.3, s) for s in (static, shared)]
+        slopes = [search._slopes(logs, problem, COSTS, budget, s) for s in (static, shared)]
         return jax.jacfwd(lagrangian, has_aux=True)(logs), slopes
 
     shared = static._replace(per_layer=False)
-    (want, loss), ((found, seen), (whole, _)) = both()
-    np.testing.assert_allclose(found, want, rtol=2e-4, atol=1e-6)
+    (want, loss), ((faster, truer, seen), whole) = both()
+    np.testing.assert_allclose(faster + price * truer, want, rtol=2e-4, atol=1e-6)
     assert seen == pytest.approx(float(loss)) and np.all(want != 0)
-    np.testing.assert_allclose(whole[:, 0], want.sum(1), rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        (whole[0] + price * whole[1])[:, 0], want.sum(1), rtol=2e-4, atol=1e-6
+    )
+    # At the first price, a common factor on the prices of all layers changes nothing.
+    first = np.exp(search._balance(faster, truer))
+    assert abs((faster + first * truer)[:2].sum()) < 1e-3 * abs(faster[:2].sum())
 
 
 def test_slopes_price_a_swap_in_nats():

@@ -25,6 +25,7 @@ from moejax.gating._module import layer_scale as layer_scale
 from moejax.gating._outcome import Outcome as Outcome
 from moejax.gating._outcome import judge as judge
 from moejax.gating._outcome import tuned_gate as tuned_gate
+from moejax.gating._own_visits import own_visits as own_visits
 from moejax.gating._partition_times import PartitionTimes as PartitionTimes
 from moejax.gating._penalty import PenaltyAux as PenaltyAux
 from moejax.gating._penalty import hardware_penalty as hardware_penalty
@@ -66,6 +67,7 @@ __all__ = [
     "judge",
     "layer_scale",
     "lost_weights",
+    "own_visits",
     "router_options",
     "smooth_makespan",
     "soft_top_k",

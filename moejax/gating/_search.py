@@ -15,8 +15,9 @@ from moejax.gating._outcome import LARGEST, Data, Outcome, of_layers, original_t
 from moejax.gating._relaxed_gate import Coefficients, GateForm
 
 
-# Where a search begins: softness of the makespan in times of a token, tried at once.
-SOFTNESS_STARTS = (0.7, 2.0)
+# Where searches begin, tried at once: softness of the makespan in times of a token, and the price
+# of dispersion in times of the ray's, which is rarely the right one.
+STARTS = ((0.7, 1.0), (2.0, 0.1))
 _REPORTS = 10
 _HALVINGS = 12
 # The common factor of the prices is looked for within e^-_RANGE .. e^_RANGE of where they are.
@@ -111,12 +112,12 @@ def _everywhere(one: Callable[..., Any], given: Any, costs, budgets, problem: Pr
 def _on_ray(problem, costs, budgets, ray, static: Static):
     """Logarithms [settings, budgets, starts, 3, layers or 1] of the ray's own coefficients."""
     width = problem.data.scores.shape[0] if static.per_layer else 1
-    starts = jnp.array(SOFTNESS_STARTS if static.form.soft else (1.0,))
-    prices = jnp.log(jnp.maximum(-ray, jnp.finfo(starts.dtype).tiny))
-    shape = costs.token_time.shape[0], budgets.shape[0], starts.shape[0]
-    prices = jnp.broadcast_to(prices, (*shape, 2))
-    softness = jnp.log(starts * costs.token_time[:, None, None])
-    logs = jnp.concatenate([prices, jnp.broadcast_to(softness, shape)[..., None]], axis=-1)
+    softness, dispersion = jnp.array(STARTS).T
+    first = jnp.log(jnp.maximum(-ray, jnp.finfo(softness.dtype).tiny))
+    shape = costs.token_time.shape[0], budgets.shape[0], len(STARTS)
+    softness = jnp.log(softness * costs.token_time[:, None, None])
+    rows = first[0], first[1] + jnp.log(dispersion), softness
+    logs = jnp.stack([jnp.broadcast_to(row, shape) for row in rows], axis=-1)
     return jnp.broadcast_to(logs[..., None], (*logs.shape, width))
 
 
@@ -168,7 +169,9 @@ def _advance(state, problem, costs, budgets, done, many, static: Static) -> _Sta
     def one(state, costs, budget):
         def step(number, state):
             part = _part(problem, number, static)
-            slope, loss = _slope(state, part, costs, budget, static)
+            faster, truer, loss = _slopes(state.logs, part, costs, budget, static)
+            log_price = jnp.where(number == 0, _balance(faster, truer), state.log_price)
+            slope = faster + jnp.exp(log_price) * truer
             update, moments = _optimizer(static).update(slope, state.moments)
             logs = jnp.asarray(optax.apply_updates(state.logs, update))
             over = jnp.clip(jnp.log(jnp.maximum(loss, 1e-3 * budget) / budget), -1, 1)
@@ -177,7 +180,7 @@ def _advance(state, problem, costs, budgets, done, many, static: Static) -> _Sta
             average = jnp.where(
                 since > 0, state.average + (logs - state.average) / jnp.maximum(since, 1), logs
             )
-            return _State(logs, moments, state.log_price + 0.2 * over, average)
+            return _State(logs, moments, log_price + 0.1 * over, average)
 
         return lax.fori_loop(done, done + many, step, state)
 
@@ -193,9 +196,9 @@ def _part(problem: Problem, number, static: Static) -> Problem:
     return problem._replace(data=data._replace(scores=scores, selection=selection, slopes=slopes))
 
 
-def _slope(state: _State, problem: Problem, costs: LayerCosts, budget, static: Static):
-    """(gradient of log(time) + price * loss / budget in the logarithms, loss)."""
-    logs = _spread(state.logs, problem)
+def _slopes(logs, problem: Problem, costs: LayerCosts, budget, static: Static):
+    """(slope of log(time), slope of loss / budget, loss), slopes in the logarithms."""
+    logs = _spread(logs, problem)
     free = 3 if static.form.soft else 2
 
     def both(logs):
@@ -209,9 +212,18 @@ def _slope(state: _State, problem: Problem, costs: LayerCosts, budget, static: S
 
     value, change = jax.vmap(along, out_axes=(None, 0))(jnp.arange(free))
     time, loss = value.sum(1)
-    slope = change[:, 0] / time + jnp.exp(state.log_price) * change[:, 1] / budget
-    slope = jnp.pad(slope, ((0, 3 - free), (0, 0)))
-    return (slope if static.per_layer else slope.sum(1, keepdims=True)), loss
+    change = jnp.pad(change, ((0, 3 - free), (0, 0), (0, 0)))
+    whole = change if static.per_layer else change.sum(2, keepdims=True)
+    return whole[:, 0] / time, whole[:, 1] / budget, loss
+
+
+def _balance(faster, truer):
+    """Log price of the loss at which scaling both prices together neither helps nor hurts: then
+    the first steps go where layers differ."""
+    gain, cost = -faster[:2].sum(), truer[:2].sum()
+    sane = (gain > 0) & (cost > 0)
+    ratio = jnp.where(sane, gain, 0.1) / jnp.where(sane, cost, 1)
+    return jnp.clip(jnp.log(ratio), -6, 3)
 
 
 @functools.partial(jax.jit, static_argnames="layers")

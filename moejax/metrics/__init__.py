@@ -2,8 +2,8 @@
 
 A reading guide: `_text.py` compares next-token distributions, `_routing.py` expert choices,
 `_experts.py` outputs of experts; `_mask.py` says which positions count. Definitions are those of
-HDA-MoE (arXiv 2609.08682). All take a mask, run under `jax.jit` and `jax.vmap`, and have finite
-gradients.
+HDA-MoE (arXiv 2609.08682). These take a mask, run under `jax.jit` and `jax.vmap`, and have finite
+gradients. `_trade.py` compares settings at equal speed-up or equal loss, on the host.
 """
 
 from moejax.metrics._experts import OutputChange as OutputChange
@@ -23,14 +23,19 @@ from moejax.metrics._text import merge_rms_shifts as merge_rms_shifts
 from moejax.metrics._text import ppl_ratio as ppl_ratio
 from moejax.metrics._text import rms_shift as rms_shift
 from moejax.metrics._text import top1_agreement as top1_agreement
+from moejax.metrics._trade import best_settings as best_settings
+from moejax.metrics._trade import loss_at as loss_at
+from moejax.metrics._trade import speedup_at as speedup_at
 
 
 __all__ = [
     "OutputChange",
     "RandomControl",
+    "best_settings",
     "changed_ratio",
     "changed_weight_mass",
     "kl",
+    "loss_at",
     "merge_ppl_ratios",
     "merge_rms_shifts",
     "moe_output_change",
@@ -38,6 +43,7 @@ __all__ = [
     "ppl_ratio",
     "replacement_ratio",
     "rms_shift",
+    "speedup_at",
     "substitutability",
     "substitutability_control",
     "top1_agreement",
