@@ -149,7 +149,8 @@ def reports(config: dict[str, Any], key) -> dict[str, Any]:
 
     grid = (len(config["variant"]), len(batches))
     repeated = jax.tree.map(lambda x: jnp.repeat(x, grid[1], axis=0), systems)
-    found = jax.vmap(report)(repeated, jnp.tile(batches, grid[0])).values()
+    by_name = jax.vmap(report)(repeated, jnp.tile(batches, grid[0]))
+    found = [by_name[policy] for policy in config["policy"]]
     join = lambda *leaves: jnp.stack([leaf.reshape(*grid, *leaf.shape[1:]) for leaf in leaves], 2)
     shares = jax.tree.map(lambda x: x[None, :, None], jax.vmap(bins)(batches))
     return dict(report=jax.tree.map(join, *found), bins=shares)

@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY
 
 
 SWEEPS = REPOSITORY / "sweeps"
-BATCHES, SEEDS, POLICIES = (2, 8), 3, ("no_exp", "sieve")
+BATCHES, SEEDS, POLICIES = (2, 8), 3, ("no_exp", "sieve", "all_exp")
 SMALLER = f"""\
 import importlib.util
 
@@ -112,6 +112,9 @@ class TestQuickstart:
         decided = picked(table, policy="sieve", system=SYSTEMS[0])["scheduler_ms"]
         np.testing.assert_allclose(decided, LAYERS["qwen3-30b-a3b"] * 0.020, rtol=1e-5)
         assert not picked(table, system=SYSTEMS[1])["scheduler_ms"].any()
+        # Each policy is under its own name: no_exp decides nothing and sends nothing to PIM.
+        assert not picked(table, policy="no_exp")["experts_on_pim"].any()
+        assert not picked(table, policy="all_exp")["experts_on_gpu"].any()
         baseline = [picked(table, policy="no_exp", system=system) for system in SYSTEMS]
         np.testing.assert_array_equal(baseline[0]["tbt_ms"], baseline[1]["tbt_ms"])
         # Bound by HBM, of which the B200 has 8 TB/s.
