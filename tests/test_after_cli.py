@@ -184,7 +184,7 @@ def test_the_page(folder, command):
     row = re.search(r"<tr><td>512</td>.*?</tr>", page).group()
     assert 'title="comm 100.0%"' in row
     row = re.search(r"<tr><td>1</td>.*?</tr>", page).group()
-    assert 'title="hbm 100.0%"' in row
+    assert 'title="memory 100.0%"' in row
 
 
 @pytest.mark.parametrize("name", ["best", "plot", "report"])

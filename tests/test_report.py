@@ -243,6 +243,8 @@ def test_what_limits_is_said_or_found():
     names = [found.names[i] if i >= 0 else None for i in found.of_row]
     assert names == ["hbm", "compute", "comm", None]
     assert found.source == "the largest of compute_ms, hbm_ms, comm_ms"
+    near = report.limits_of(rows_of(comp_us=[1, 2, 3, 4], comm_us=[4, 3, 2, 1]))
+    assert near.names == ("comp", "comm") and near.of_row.tolist() == [1, 1, 0, 0]
     assert report.limits_of(rows_of(comm_ms=[1, 1, 1, 1], pim_us=[1, 1, 1, 1])) is None
 
 

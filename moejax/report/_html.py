@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moejax.report._limits import kind_of
+
 
 COLORS = {
     "compute": "#3B5BA5", "hbm": "#56B4E9", "gpu": "#0072B2", "pim": "#C8453B",
@@ -90,9 +92,10 @@ class Raw:
 
 
 def color(name: str, names: Sequence[str]) -> str:
-    """The color of a component: by its name where that is known."""
-    others = [other for other in names if other not in COLORS]
-    return COLORS[name] if name in COLORS else SPARE[others.index(name) % len(SPARE)]
+    """The color of a component: by what kind it is of, where that is known."""
+    others = [other for other in names if kind_of(other) not in COLORS]
+    kind = kind_of(name)
+    return COLORS[kind] if kind in COLORS else SPARE[others.index(name) % len(SPARE)]
 
 
 def legend(names: Sequence[str]) -> str:

@@ -11,12 +11,12 @@ from moejax.report._rows import Rows
 LIMITED_BY = "limited_by"
 # Components in the order of a legend, and the columns (without their unit) that are their times.
 COMPONENTS = {
-    "compute": ("compute", "computation", "gpu_compute"),
+    "compute": ("compute", "comp", "computation"),
     "hbm": ("hbm", "memory", "offchip", "dram"),
     "gpu": ("gpu",),
     "pim": ("pim",),
-    "comm": ("comm", "communication", "network", "makespan", "traffic"),
-    "scheduler": ("scheduler",),
+    "comm": ("comm", "communication", "network", "makespan"),
+    "scheduler": ("scheduler", "gate"),
     "head": ("head",),
 }
 _TIMES = ("_s", "_ms", "_us", "_ns")
@@ -57,20 +57,23 @@ def limits_of(rows: Rows) -> Limits | None:
 
 
 def _rank(word: str) -> int:
-    return list(COMPONENTS).index(word) if word in COMPONENTS else len(COMPONENTS)
+    known = list(COMPONENTS.values())
+    return next((i for i, words in enumerate(known) if word in words), len(known))
+
+
+def kind_of(word: str) -> str:
+    """What kind of component a word names: `hbm` for `memory`; itself, where it names none."""
+    return next((kind for kind, words in COMPONENTS.items() if word in words), word)
 
 
 def _times(rows: Rows) -> dict[str, str]:
     """Column by component; all in one unit, since times in two are not compared by their names."""
     for unit in _TIMES:
         stems = {name.removesuffix(unit): name for name in rows.numbers if name.endswith(unit)}
-        found = {
-            component: stems[stem]
-            for component, known in COMPONENTS.items()
-            for stem in known[::-1]
-            if stem in stems
-        }
-        if {"compute", "hbm"} <= set(found):
+        # Of two names for one component, the first; it is called what its column is.
+        named = [next((s for s in known if s in stems), None) for known in COMPONENTS.values()]
+        found = {stem: stems[stem] for stem in named if stem is not None}
+        if named[0] and named[1]:
             found.pop("gpu", None)
         if len(found) >= 2:
             return found

@@ -20,7 +20,7 @@ from moejax.report._select import averaged_axes
 
 
 # What is better when less, and when more, where a sweep has it and nobody says.
-LESS = ("tbt_ms", "makespan_us", "time_us", "total_ms", "kl")
+LESS = ("tbt_ms", "tbt_us", "makespan_us", "time_us", "total_ms", "kl")
 MORE = ("throughput_per_gpu_tok_s", "speedup", "interactivity_tok_s")
 TOP = 10
 MOST_GROUPS = 30
@@ -89,8 +89,8 @@ def _failed(rows: Rows) -> list[str]:
         failed[STATUS].astype(str), return_inverse=True, return_counts=True
     )
     known = {status.name.lower(): status.message for status in Status}
-    lines = []
-    for i in np.argsort(-number, kind="stable").tolist():
+    lines, order = [], np.argsort(-number, kind="stable").tolist()
+    for i in order[:MOST_GROUPS]:
         here = failed.take(code == i)
         where = []
         for axis in rows.varied:
@@ -101,6 +101,8 @@ def _failed(rows: Rows) -> list[str]:
                 where.append(f"{axis} = {values[np.argmax(counts)]} ({share:.0%})")
         word = str(words[i])
         lines.append((word, int(number[i]), known.get(word, ""), ", ".join(where) or "anywhere"))
+    if rest := int(number[order[MOST_GROUPS:]].sum()):
+        lines.append((f"{len(order) - MOST_GROUPS} others", rest, "", ""))
     text = "Their numbers are not among those below; all other rows are right."
     table = h.table(("status", "rows", "what it means", "mostly where"), lines)
     return [h.tag("h2", "Failed rows"), h.tag("p", text, "soft"), table]

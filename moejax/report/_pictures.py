@@ -17,7 +17,15 @@ from moejax.sweep import pareto_mask
 KINDS = ("line", "heat", "pareto")
 MOST_LINES, MOST_PANELS = 12, 9
 # Results that people look at first, where a sweep has them.
-FIRST = ("tbt_ms", "makespan_us", "time_us", "total_ms", "speedup", "throughput_per_gpu_tok_s")
+FIRST = (
+    "tbt_ms",
+    "tbt_us",
+    "makespan_us",
+    "time_us",
+    "total_ms",
+    "speedup",
+    "throughput_per_gpu_tok_s",
+)
 
 
 @dataclasses.dataclass(frozen=True)
