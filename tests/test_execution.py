@@ -29,6 +29,14 @@ KEY = jax.random.key(7)
 POLICIES = ("few_tokens", "sieve")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_programs():
+    """Little optimized: each runs once or twice."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def raises(*words):
     return pytest.raises(ValueError, match=".*".join(re.escape(word) for word in words))
 
@@ -40,11 +48,10 @@ MODEL = small_model((MLA, SLIDING, GQA), num_dense_layers=1, dense_intermediate=
 SYSTEM = small_system("2xb200-hbm-pim")
 
 
-@pytest.mark.parametrize("exposed", [False, True])
-def test_an_iteration_is_the_printed_formula_of_every_layer(exposed, x64):
+def test_an_iteration_is_the_printed_formula_of_every_layer(x64):
     contexts = np.random.default_rng(1).integers(0, 400, 12)
     workload = Workload(9, contexts, max_batch=12, routing=made_up_trace(MODEL))
-    execution = Execution("coarse", exposed=exposed)
+    execution = Execution("coarse")
     found = mj.compare(MODEL, SYSTEM, workload, POLICIES, key=KEY, execution=execution)
     ids = np.asarray(serving.route(MODEL, workload, key=KEY))[:, :9].tolist()
     plain = plain_model(MODEL), plain_system(SYSTEM, 16.0)
@@ -56,14 +63,13 @@ def test_an_iteration_is_the_printed_formula_of_every_layer(exposed, x64):
         if policy == "few_tokens":
             # It takes no time to decide.
             free = plain[1] | dict(scheduler_time=0.0)
-            tbt = twin.iteration(plain[0], free, contexts[:9].tolist(), ids, chosen, exposed)
+            tbt = twin.iteration(plain[0], free, contexts[:9].tolist(), ids, chosen)
         else:
-            tbt = twin.iteration(*plain, contexts[:9].tolist(), ids, chosen, exposed)
+            tbt = twin.iteration(*plain, contexts[:9].tolist(), ids, chosen)
         np.testing.assert_allclose(found[policy].tbt, tbt, rtol=1e-7)
         np.testing.assert_allclose(jnp.sum(found[policy].time_limited_by), tbt, rtol=1e-7)
         parts = found[policy].breakdown
         np.testing.assert_allclose(sum(parts.values()), tbt, rtol=1e-7)
-    assert float(found["sieve"].scheduler_time) >= (2 * 3e-7 if exposed else 0)
 
 
 ONE_LAYER = small_model((GQA,), num_shared_experts=1, shared_intermediate=96)
@@ -137,8 +143,6 @@ def test_prompts_are_tokens_without_pim_attention():
     model = small_model((GQA, MLA))
     run = lambda workload: mj.evaluate(model, system, workload, "no_exp", key=KEY)
     alone, both = run(decode), run(mixed)
-    counts, _ = serving.partition_layers(model, system, mixed, "no_exp", key=KEY)
-    assert np.all(np.sum(counts, axis=(1, 2)) == 106 * model.top_k)
     # Decode attention is that of the six; throughput counts them alone.
     np.testing.assert_allclose(both.attention_time, alone.attention_time, rtol=1e-6)
     np.testing.assert_allclose(both.throughput_per_gpu, 6 / both.tbt, rtol=1e-6)
@@ -188,15 +192,6 @@ def test_what_does_not_fit_is_an_error_or_a_status():
     allowed = report_of(system=small, must_fit=False)
     assert float(allowed.tbt) == float(report_of().tbt) and not bool(allowed.memory_fits)
 
-    @jax.jit
-    @jax.vmap
-    def rows(capacity):
-        return report_of(system=ONE_GPU.replace(gpu=dict(hbm_bytes=capacity)))
-
-    found = rows(jnp.array([4e5, 1e9]))
-    assert found.status.tolist() == [Status.OUT_OF_MEMORY, Status.OK]
-    assert np.isnan(found.tbt[0]) and not np.isnan(found.tbt[1])
-
 
 # --- GPUs as they are -----------------------------------------------------------------------------
 
@@ -214,18 +209,21 @@ def test_kernels_that_reach_less_take_longer_by_as_much():
     # 8 tokens of 3 experts, three inner activations of 96 in two bytes.
     more = 8 * 3 * 3 * 96 * 2 / 1e11
     np.testing.assert_allclose(spilling.offchip_time - slower.offchip_time, more, rtol=1e-3)
-    # In the execution graph the launch is a task; loading shared experts hides some of it.
-    graph = lambda launch: (
-        report_of(Execution("coarse"), efficiency=GPUEfficiency(launch, 0.5, 0.5)).tbt
-    )
-    assert 0 < float(graph(5e-6) - graph(0.0)) < 5.01e-6
 
 
-def test_efficiencies_sweep_and_have_a_status():
-    share = lambda x: report_of(efficiency=GPUEfficiency(0.0, x, 0.5))
-    rows = jax.jit(jax.vmap(share))(jnp.array([0.25, 0.5, 0.0, 1.5]))
-    assert rows.status.tolist() == [0, 0, Status.BAD_RATE, Status.BAD_RATE]
-    assert float(rows.offchip_time[0]) > float(rows.offchip_time[1])
+def test_efficiencies_and_capacities_sweep_and_have_a_status():
+    @jax.jit
+    @jax.vmap
+    def rows(capacity, share):
+        system = ONE_GPU.replace(gpu=dict(hbm_bytes=capacity))
+        return report_of(system=system, efficiency=GPUEfficiency(0.0, share, 0.5))
+
+    capacities, shares = jnp.array([1e9, 1e9, 4e5, 1e9, 1e9]), jnp.array([0.25, 0.5, 0.5, 0.0, 1.5])
+    found = rows(capacities, shares)
+    bad = [Status.OUT_OF_MEMORY, Status.BAD_RATE, Status.BAD_RATE]
+    assert found.status.tolist() == [Status.OK, Status.OK, *bad]
+    assert float(found.offchip_time[0]) > float(found.offchip_time[1])
+    assert np.isnan(found.tbt).tolist() == [False, False, True, True, True]
 
 
 def test_a_pim_without_known_energy_uses_no_zero():

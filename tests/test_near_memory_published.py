@@ -109,6 +109,14 @@ PUBLISHED = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_programs():
+    """Little optimized: each runs once."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @jax.jit
 def times(model, system, placed, batches):
     def one(batch):

@@ -22,6 +22,8 @@ PART_COLORS = {
     "pim": "#C8453B",
     "comm": "#009E73",
     "scheduler": "#8A8F98",
+    "experts": "#D55E00",
+    "other_arithmetic": "#0072B2",
 }
 
 
@@ -60,7 +62,15 @@ def breakdown(
     below = np.zeros(heights.shape[1])
     for part, height in zip(parts, heights, strict=True):
         color = PART_COLORS.get(part, "#CC79A7")
-        ax.bar(place, height, bottom=below, color=color, width=0.72, label=part, zorder=2)
+        ax.bar(
+            place,
+            height,
+            bottom=below,
+            color=color,
+            width=0.72,
+            label=part.replace("_", " "),
+            zorder=2,
+        )
         below = below + height
     for x, total in zip(place, below, strict=True):
         ax.text(x, total, f"{total:.3g}", ha="center", va="bottom", fontsize=TICK - 1, color=INK)

@@ -47,7 +47,8 @@ def makespan(
         can start first is placed next, when its predecessors have ended and its resources are
         free. Ties go to the higher priority, then to the longest remaining path, then to the
         first name. Tasks are not interrupted; one that streams ends no earlier than what it
-        streams from, and holds its resources until then. A task of no duration holds nothing.
+        streams from, and holds its resources until then. A task of no duration neither holds
+        resources nor waits for them.
     - `"fine"`, ideal overlap: a phase takes as long as its busiest resource (or its longest task
         that needs none), phases follow the edges between their tasks, and the whole takes at
         least what any resource is asked for. `start` and `end` are those of the task's phase.
@@ -138,7 +139,7 @@ def _coarse(dag: TaskGraph, seconds: Float[Array, " tasks"]) -> Timeline:
         end = jnp.where(streaming, state.floor[i], worked)
         cause = state.cause.at[i].set(jnp.where(streaming, state.floor_cause[i], state.cause[i]))
         placed = state.placed.at[i].set(True)
-        held = shared[i] & (seconds[i] > 0)
+        held = shared[i] & (seconds[i] > 0) & (seconds > 0)
         later = ~placed & (dag.after[:, i] | held) & (end > state.start)
         longer = ~placed & dag.streams[:, i] & (end > state.floor)
         return _State(

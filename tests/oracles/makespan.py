@@ -33,7 +33,8 @@ def list_schedule(tasks):
             if name in end or any(other not in end for other in task["after"] + task["streams"]):
                 continue
             earliest = max([0.0, *(end[other] for other in task["after"])])
-            earliest = max([earliest, *(free.get(r, 0.0) for r in task["resources"])])
+            if task["duration"] > 0:
+                earliest = max([earliest, *(free.get(r, 0.0) for r in task["resources"])])
             choices.append((earliest, -task["priority"], -left[name], names.index(name), name))
         earliest, *_, name = min(choices)
         task = tasks[name]
