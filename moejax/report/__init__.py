@@ -2,8 +2,9 @@
 
 Read in this order: `_rows.py` (`Rows`, `read`), `_expressions.py` (`evaluate`: arithmetic and
 conditions on columns), `_select.py` (columns of your own, conditions, files joined), `_average.py`
-(means over seeds), `_best.py`, `_limits.py`, `_pictures.py`, and `_page.py` with `_html.py`.
-`moejax best`, `moejax plot` and `moejax report` are these functions on the command line.
+(means over seeds), `_best.py`, `_limits.py`, `_pictures.py`, and `_page.py` with `_sections.py`
+and `_html.py`. `moejax best`, `moejax plot` and `moejax report` are these functions on the
+command line.
 """
 
 from moejax.report._average import average as average
