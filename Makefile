@@ -11,7 +11,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	if $$p -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$p; break; fi; done)
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint torch clean
 
 demo: $(VENV)/.all
 	@$(BIN)/moejax run sweeps/quickstart.py $(DEMO_ARGS)
@@ -35,6 +35,20 @@ $(VENV)/.all $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo 'installing moejax[$(@:$(VENV)/.%=%)] into $(VENV), once ...'
 	@$(BIN)/python -m pip install --quiet --editable '.[$(@:$(VENV)/.%=%)]'
 	@touch $@ $(VENV)/.all
+
+# What the tests of capture need, and skip without: torch for the CPU, 0.9 GB (`+cpu` is never the
+# build for CUDA, of several GB), from pip's own index or else PyTorch's, and transformers, 0.3 GB.
+# Elsewhere than on Linux: `make torch TORCH=torch`.
+TORCH := torch==2.13.0+cpu
+torch: $(VENV)/.torch
+
+$(VENV)/.torch: pyproject.toml | $(VENV)/.all
+	@echo 'installing torch and transformers into $(VENV), once ...'
+	@$(BIN)/python -c 'import torch' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet '$(TORCH)' 2>/dev/null || $(BIN)/python -m pip install \
+	  --quiet --extra-index-url https://download.pytorch.org/whl/cpu '$(TORCH)'
+	@$(BIN)/python -m pip install --quiet --editable '.[all,capture]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

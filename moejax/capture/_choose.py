@@ -1,14 +1,14 @@
 """The gate's side of a forward call, one program: scores in, choices and what they changed out."""
 
+import functools
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moejax._status import Status
-from moejax._typing import Array, Bool, Float, Int, IntScalar
+from moejax._typing import Array, Float, Int, IntScalar
 from moejax.gating import HardwareAwareGate, LayerCosts, hardware_aware_top_k
 from moejax.routing import NOT_ROUTED
 
@@ -29,25 +29,42 @@ class Choices(NamedTuple):
     status: IntScalar
 
 
-@eqx.filter_jit
+class Program(NamedTuple):
+    """A gate and costs, taken apart once: looking at them in every call would be most of its time.
+
+    Fields: `leaves`, `structure` of the pair (gate, costs or None), as `jax.tree.flatten` has them.
+    """
+
+    leaves: list[Any]
+    structure: Any
+
+    @classmethod
+    def of(cls, gate: HardwareAwareGate, costs: LayerCosts | None) -> "Program":
+        return cls(*jax.tree.flatten((settled(gate), costs)))
+
+
+@functools.partial(jax.jit, static_argnames="structure")
 def choose(
-    gate: HardwareAwareGate,
-    layer: Int[Array, ""],
-    costs: LayerCosts | None,
+    leaves: list[Any],
+    structure: Any,
+    layer: Any,
     scores: Float[Array, "columns rows experts"],
     selection: Float[Array, "columns rows experts"],
     own_ids: Int[Array, "columns rows top_k"],
-    valid: Bool[Array, "columns rows"],
+    valid: Any,
 ) -> Choices:
     """The choices of each column, its own batch with a load that begins at zero.
 
     **Arguments:**
 
-    - `gate`: of one layer or all; `layer` picks.
-    - `costs`: of a layer; None counts the computation of the busiest node.
+    - `leaves`, `structure`: of a `Program` (the latter static). A gate of one layer or all; without
+        costs, those of a layer are the computation of its busiest node.
+    - `layer`: which.
     - `scores`, `selection`: the model's, as `hardware_aware_top_k` takes them.
     - `own_ids`: the model's choices, strongest first.
+    - `valid`: bool [columns, rows], real tokens.
     """
+    gate, costs = jax.tree.unflatten(structure, leaves)
     one = gate.layer(layer)
     if costs is None:
         costs = LayerCosts(one.token_time, top_k=gate.top_k)

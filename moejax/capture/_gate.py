@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from moejax._status import raise_if_bad
+from moejax._status import Status, raise_if_bad
 from moejax.capture import _families as families
 from moejax.capture._bridge import to_jax, to_torch
 from moejax.capture._calls import Call, CallTracker
-from moejax.capture._choose import Choices, choose, settled
+from moejax.capture._choose import Choices, Program, choose
 from moejax.capture._families import Layer, check_output, find_layers
 from moejax.capture._fit import check_fit
 from moejax.capture._log import GateLog, Kept
@@ -78,7 +77,7 @@ def gated(
         raise ValueError(f"decode_from = {decode_from}: allowed is 0 or more, or None")
     layers = find_layers(model)
     check_fit(gate, layers)
-    run = _Gating(settled(gate), layers, decode_only, max_tokens, decode_from, costs)
+    run = _Gating(Program.of(gate, costs), layers, decode_only, max_tokens, decode_from)
     run.log = GateLog([layer.number for layer in layers], gate.top_k, rest_time)
     run.reference = Reference(model) if kl else None
     run.keep = keep_choices
@@ -98,8 +97,8 @@ class _Gating:
     tracker: CallTracker
     keep: bool
 
-    def __init__(self, gate, layers, decode_only, max_tokens, decode_from, costs):
-        self._gate, self._layers, self._costs = gate, layers, costs
+    def __init__(self, program, layers, decode_only, max_tokens, decode_from):
+        self._program, self._layers = program, layers
         self._decode_only, self._max_tokens = decode_only, max_tokens
         self._decode_from = decode_from
         self._valid: np.ndarray | None = None
@@ -128,7 +127,7 @@ class _Gating:
         return valid if valid.any() else None
 
     def hook(self, index: int, layer: Layer):
-        number = jnp.int32(index)
+        number = np.int32(index)
 
         def replace(module: Any, args: tuple, output: Any) -> Any:
             if self.tracker.current is None or self._valid is None or len(self._found) != index:
@@ -164,16 +163,17 @@ class _Gating:
             to_jax(_filled(columns(score), rows)),
             to_jax(_filled(columns(compared), rows)),
             to_jax(_filled(columns(own.int()), rows)),
-            jnp.asarray(np.concatenate([valid, room], axis=1)),
+            np.concatenate([valid, room], axis=1),
         )
         if inputs[0].shape not in self._compiled:
             # Once for the compiler, so that the log's clock sees the gate alone.
             started = time.perf_counter()
-            jax.block_until_ready(choose(self._gate, number, self._costs, *inputs))
+            jax.block_until_ready(choose(*self._program, number, *inputs))
             self._compiled.add(inputs[0].shape)
             self._compiling = time.perf_counter() - started
-        found = choose(self._gate, number, self._costs, *inputs)
-        raise_if_bad(layer.name, found.status)
+        found = choose(*self._program, number, *inputs)
+        if int(found.status) != Status.OK:
+            raise_if_bad(layer.name, found.status)
         chosen = to_torch(found.expert_ids, ids.device)[:, : valid.shape[1]]
         self._found.append((found, 0.0))
         real = torch.from_numpy(np.ascontiguousarray(valid)).to(ids.device)

@@ -1,5 +1,6 @@
 """What capture needs installed, checked when it is first used and never at import."""
 
+import importlib
 import importlib.metadata
 import re
 from typing import Any
@@ -14,13 +15,13 @@ major version are accepted, and every router's output is looked at."""
 def require_torch() -> Any:
     """The module `torch`. **Raises:** `ValueError` in one line where it is not installed."""
     try:
-        import torch
+        # By name, so that type checkers do not look for it.
+        return importlib.import_module("torch")
     except ImportError as error:
         raise ValueError(
             f"capture needs torch ({error}): pip install 'moejax[capture]', or for the CPU alone "
             "first pip install torch --index-url https://download.pytorch.org/whl/cpu"
         ) from None
-    return torch
 
 
 def require_transformers() -> Any:
@@ -37,9 +38,7 @@ def require_transformers() -> Any:
             "capture needs transformers: pip install 'moejax[capture]' (torch is there)"
         ) from None
     check_version(installed)
-    import transformers
-
-    return transformers
+    return importlib.import_module("transformers")
 
 
 def check_version(installed: str) -> None:
