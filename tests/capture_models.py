@@ -32,6 +32,7 @@ MLA = dict(
     topk_group=2,
     routed_scaling_factor=1.5,
 )
+SYMBOLS = "abcdefghijklmnopqrstuvwxyz .,;:'!?-()0123456789\n"
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LINEAR = dict(
     linear_num_value_heads=4,
@@ -93,3 +94,17 @@ def padded(rows, side="left"):
     join = lambda row, value: fill(row, value) + row if side == "left" else row + fill(row, value)
     ids = torch.tensor([join(row, 0) for row in rows])
     return ids, torch.tensor([join([1] * len(row), 0) for row in rows])
+
+
+def save_checkpoint(family, folder):
+    """A tiny model with a tokenizer of single letters, as `from_pretrained` reads them."""
+    tiny(family).save_pretrained(folder)
+    import tokenizers
+    import transformers
+
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(SYMBOLS)}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=" "))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    special = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token=" ")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **special)
+    tokenizer.save_pretrained(folder)

@@ -10,12 +10,11 @@ from moejax import capture, gating, metrics, routing
 from moejax.capture import _families as families
 from moejax.capture._bridge import to_jax
 from moejax.cli import main
-from tests.capture_models import needs_torch, tiny
+from tests.capture_models import needs_torch, save_checkpoint, tiny
 
 
 needs_torch()
 SHARE = np.eye(4)[[0, 1, 2, 3, 1, 0, 3, 2]]
-SYMBOLS = "abcdefghijklmnopqrstuvwxyz .,;:'!?-()0123456789\n"
 TEXT = "a mixture of experts sends each token to a few of many. some are popular!\n" * 8
 COSTS = gating.LayerCosts(1e-6, 1e-7, 1e-8, top_k=2)
 # One shape for all tests: each new one is compiled.
@@ -25,17 +24,8 @@ TOKENS = np.random.default_rng(0).integers(3, 64, (4, 12))
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A folder with a tiny model, its tokenizer, prompts, a text and a gate."""
-    import tokenizers
-    import transformers
-
     folder = tmp_path_factory.mktemp("checkpoint")
-    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {c: i + 3 for i, c in enumerate(SYMBOLS)}
-    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=" "))
-    plain.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    special = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token=" ")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, **special)
-    tiny("Mixtral").save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_checkpoint("Mixtral", folder)
     (folder / "prompts.txt").write_text("hello there\n\nwhat is it?\nonce upon a time\n")
     (folder / "text.txt").write_text(TEXT)
     options = dict(r_comp=-1e5, r_comm=-0.01, token_time=1e-6)
