@@ -308,17 +308,18 @@ def _cells(of) -> tuple[str, ...]:
 def figures(table, *, trace: str | None = None, data: str | None = None) -> dict[str, Any]:
     """Speed-ups, and one layer of the first model: loads, shares, links before and after."""
     source = trace, data
-    case = _cases(source)[0]
-    system = _unnamed(SETTINGS[min(1, len(SETTINGS) - 1)])
+    case = next(case for case in _cases(source) if case.name in table["model"])
+    model = dict(number=_cases(source).index(case))
+    system = _unnamed(list(dict.fromkeys(table["system"].tolist()))[:2][-1])
     layer = case.model.num_moe_layers // 2
-    found = fit(source, dict(number=0), system, case.methods)
+    found = fit(source, model, system, case.methods)
     of_layer = zip(found["placed"].share[:, layer], found["placed"].node_position[:, layer])
     placed = dict(zip(case.methods[1:], of_layer))
     return {
         "speedup": _speedups(table),
         "node_load": _node_load(case, system, found["gamma"], placed, layer),
         "share": _shares(placed),
-        "link_before_after": _links(source, case, system, placed, layer),
+        "link_before_after": _links(source, model, system, placed, layer),
     }
 
 
@@ -377,11 +378,11 @@ def _shares(placed: dict[str, Any]):
     return figure
 
 
-def _links(source: Source, case: Case, system: NMPSystem, placed: dict[str, Any], layer: int):
+def _links(source: Source, model, system: NMPSystem, placed: dict[str, Any], layer: int):
     """Unseen batches, all at once, with nodes at random places and where Link Balance puts them."""
-    network = serving.network_of(system)
+    network, case = serving.network_of(system), _cases(source)[model["number"]]
     last = _parts(source).index(list(case.parts)[-1])
-    ids = [draw(source, dict(number=0), last, seed)["drawn"][layer] for seed in range(SEEDS)]
+    ids = [draw(source, model, last, seed)["drawn"][layer] for seed in range(SEEDS)]
     figure, axes = plot.figure(1, 2, (11, 3.0))
     shown = {"node": "Random places", "node_link": "Link Balance"}
     for ax, (method, title) in zip(axes[0], shown.items()):
