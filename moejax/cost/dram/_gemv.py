@@ -74,7 +74,8 @@ def gemv_time(
     - `weight_bits`, `activation_bits`: for `b200`; `attacc` takes the first, `samsung` is 16 bits.
     - `reduction_groups`: slices of the inputs, for `b200`; `pim.reduction_groups_of` unless given.
     - `max_tokens`, `max_rows`: static room for traced sizes: the most tokens, and rows of a bank
-        (`samsung`: tiles of 128 inputs, and `max_tokens` counts output tiles times tokens).
+        (`samsung`: tiles of 128 inputs, and `max_tokens` counts output tiles times tokens). With
+        them, a row has room for 256 multiplications of a vector, and the buffer for 16 vectors.
 
     **Returns:** a scalar in s. 0 for no tokens. NaN under tracing for sizes below 1, negative
     tokens, or more than there is room for. The scan takes one step for each run of equal commands,
@@ -198,9 +199,9 @@ def _room(given: _Given, options: _Options, max_tokens: int, max_rows: int | Non
             raise ValueError("gemv_time: sizes or pim are traced: max_rows must say how many rows")
         if options.kernel == "samsung":
             return Room(max_tokens + 1, max_rows, 1)
-        # Room for 16 resident vectors and 32 columns of the shortest outputs; NaN beyond.
+        # NaN beyond.
         resident = 16 if options.order == "row_stationary" else 1
-        return Room(max_tokens, max_rows, ceil_div_host(6 * 33 * resident, RUN))
+        return Room(max_tokens, max_rows, resident)
     with jax.ensure_compile_time_eval():
         if options.kernel == "samsung":
             output_tiles, tiles = samsung_tiles(given.outputs, given.inputs, given.pim)
