@@ -49,11 +49,9 @@ SEEN = ("esft-intent", "esft-translation")  # of which seed 0 was looked at when
 STRENGTHS = 12
 # From and to how many score units a whole expert-token costs, where it is due, by model: raw scores
 # for the published form (whose printed pair is 0.0346), else parts of a token's weight.
-PRICES = {
-    "published": ((0.008, 0.05), (0.012, 0.15)),
-    "ours": ((0.03, 0.22), (0.04, 0.4)),
-    "clairvoyant": ((0.03, 0.22), (0.04, 0.4)),
-}
+GATES = ("published", "ours", "clairvoyant")
+PRICES = {"nothing": ((0.008, 0.065), (0.012, 0.15)), "popularity": ((0.0015, 0.035), (0.005, 0.1))}
+WEIGHT_PRICES = (0.03, 0.22), (0.04, 0.4)
 FORM = gating.GateForm(protect=1, chunk=2, ahead=True, soft=True)
 SOFTNESS, VISIT_PRICE = 1.4, 0.004  # in times of a token; in weight for each node
 
@@ -112,8 +110,9 @@ def named(model: int, task: int, rest: int) -> tuple[str, str, str]:
     return list(TASKS)[model], ALL_TASKS[task], RESTS[rest]
 
 
-def price_of(model: int, gate: str, strength: int) -> float:
-    return float(np.geomspace(*PRICES[gate][model], STRENGTHS)[strength])
+def price_of(model: int, rest: int, gate: str, strength: int) -> float:
+    ends = PRICES[RESTS[rest]] if gate == "published" else WEIGHT_PRICES
+    return float([0.0, *np.geomspace(*ends[model], STRENGTHS - 1)][strength])
 
 
 def prepare_trace(model: int, task: int, rest: int, seed: int):
@@ -124,7 +123,7 @@ def prepare_trace(model: int, task: int, rest: int, seed: int):
 
 
 def prepare_gate(model: int, task: int, rest: int, seed: int, gate: str, strength: int):
-    study, price = named(model, task, rest), price_of(model, gate, strength)
+    study, price = named(model, task, rest), price_of(model, rest, gate, strength)
     ids = np.zeros((*scores_of(*study, seed).shape[:-1], models.get(study[0]).top_k))
     if gate == "clairvoyant":
         moves = peeled(*study, seed)
@@ -219,13 +218,13 @@ SWEEP = Sweep(
         Axis("model", {name: np.int32(i) for i, name in enumerate(TASKS)}),
         Axis("task", {name: np.int32(i) for i, name in enumerate(ALL_TASKS)}),
         Axis("rest", {name: np.int32(i) for i, name in enumerate(RESTS)}),
-        Axis("gate", tuple(PRICES), static=True),
+        Axis("gate", GATES, static=True),
         Axis("strength", range(STRENGTHS)),
     ],
     gated,
     seeds=3,
     prepare=(prepare_trace, prepare_gate),
-    about=lambda model, gate, strength: dict(price=price_of(model, gate, strength)),
+    about=lambda model, rest, gate, strength: dict(price=price_of(model, rest, gate, strength)),
     where=lambda model, task: ALL_TASKS[task] in TASKS[list(TASKS)[model]],
     width=8,
 )
@@ -242,8 +241,10 @@ def summary(table: dict[str, np.ndarray]) -> str:
         here = (table["model"] == model) & (table["task"] == task) & (table["rest"] == rest)
         lines += ["", f"{model}, {task}{'*' * (task in SEEN)}, other experts: {rest}"]
         base = losses(table, here & (table["gate"] == "published"))
-        for gate in PRICES:
+        for gate in GATES:
             mine = here & (table["gate"] == gate)
+            if not mine.any():
+                continue
             found = losses(table, mine)
             cells = [cell(*pair) for pair in zip(found.T, base.T)]
             kept = f"{table['retention'][mine].min():>10.1%}"
@@ -278,5 +279,7 @@ def figures(table: dict[str, np.ndarray]) -> dict[str, Any]:
         title = f"{model}, {tasks[-1]}"
         what = dict(loss="mass", label="Lost combine weight", title=title, legend=False)
         plot.speedup_fidelity(of, ax, **what)
+    if not any(ax.has_data() for ax in axes[0]):
+        return {}
     plot.shared_legend(figure, axes)
     return {"gating_traces": figure}

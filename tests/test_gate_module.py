@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from moejax import gating, models, zoo
+from tests.compilation import quick_compilation as quick_compilation
 
 
 COSTS = dict(r_comp=-0.5, r_comm=-0.125, token_time=0.25)

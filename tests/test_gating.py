@@ -383,6 +383,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 import numpy as np
 from moejax import gating
 
+jax.config.update("jax_disable_most_optimizations", True)
 scores = jax.nn.softmax(jax.random.normal(jax.random.key(0), (12, 8)) * 1.5)
 share = jnp.eye(8)
 gate = functools.partial(

@@ -7,6 +7,7 @@ import pytest
 
 from moejax.gating import hardware_penalty
 from moejax.gating._layer_costs import LayerCosts
+from tests.compilation import quick_compilation as quick_compilation
 from tests.oracles import relax as oracle
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moejax.gating import hard_top_k, smooth_makespan, soft_top_k
+from tests.compilation import quick_compilation as quick_compilation
 from tests.oracles import relax as oracle
 
 

@@ -87,7 +87,7 @@ def test_story_of_the_traces(monkeypatch):
     story = load("gating_traces")
     models = [(model, tasks[-1]) for model, tasks in story.TASKS.items()]
     rows = joined(
-        *(table(story.PRICES, seeds=2, model=m, task=task, rest="nothing") for m, task in models)
+        *(table(story.GATES, seeds=2, model=m, task=task, rest="nothing") for m, task in models)
     )
     text = story.summary(rows)
     assert "0.0800 (50%, 50%-50%)" in text and "esft-summary, other" in text
@@ -115,14 +115,15 @@ def test_scores_that_a_trace_does_not_store(monkeypatch):
 
 def test_the_clairvoyant_moves_the_lightest_off_the_busiest():
     story = load("gating_traces")
-    scores = np.array([[0.6, 0.3, 0, 0], [0.5, 0.4, 0, 0], [0.7, 0.2, 0, 0]], np.float32)
-    node = np.array([0, 1, 1, 2])  # experts 0, then 1 and 2, then 3
+    scores = np.array([[0.6, 0.3, 0, 0], [0, 0.4, 0.5, 0], [0.7, 0.2, 0, 0]], np.float32)
+    node = np.array([0, 1, 1, 2])  # of experts: the middle two share a node
     path = story.peel(scores, node, 2)
-    # Favorites stay: expert 1 is left, by the third token first, for the idle node's expert 3.
-    lost = [at[0] for at in path]
-    np.testing.assert_allclose(lost, [0, 2 / 9], rtol=1e-6)
-    assert [at[1] for at in path] == [3, 3] and path[1][2].tolist() == [[0, 1], [0, 1], [0, 3]]
-    assert story.best(path, 0.1) is path[0][2]
+    # Favorites stay. Expert 1 gives way to the idle node's: of the third token, then of the first;
+    # then the first node is as busy, with favorites only.
+    np.testing.assert_allclose([at[0] for at in path], [0, 2 / 9, 5 / 9], rtol=1e-6)
+    assert [at[1] for at in path] == [4, 3, 2]
+    assert path[2][2].tolist() == [[0, 3], [2, 1], [0, 3]]
+    assert story.best(path, 0.1) is path[0][2] and story.best(path, 0.3) is path[1][2]
 
 
 def test_story_of_training():

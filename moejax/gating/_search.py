@@ -19,9 +19,10 @@ from moejax.gating._relaxed_gate import Coefficients, GateForm
 # of dispersion in times of the ray's, which is rarely the right one.
 STARTS = ((0.7, 1.0), (2.0, 0.1))
 _REPORTS = 10
-_HALVINGS = 12
-# The common factor of the prices is looked for within e^-_RANGE .. e^_RANGE of where they are.
-_RANGE = 6.0
+_HALVINGS = 9
+# The common factor of the prices is looked for within e^-reach .. e^reach of where they are: of the
+# ray's, and of those that the search has found.
+_FAR, _NEAR = 6.0, 1.5
 
 
 class Static(NamedTuple):
@@ -72,7 +73,7 @@ def run(
 ) -> tuple[Float[Array, "settings budgets 3 layers"], Outcome]:
     """Log coefficients and their outcome on the fit trace, for each of the settings in `costs`."""
     logs = _on_ray(problem, costs, budgets, ray, static)
-    first = _fitted(logs, problem, costs, budgets, static)
+    first = _fitted(logs, problem, costs, budgets, jnp.float32(_FAR), static)
     state = _State(
         first[0], _moments(first[0], static), jnp.full(logs.shape[:3], -2.3, logs.dtype), first[0]
     )
@@ -82,7 +83,7 @@ def run(
         state = _advance(state, problem, costs, budgets, jnp.int32(done), jnp.int32(many), static)
         jax.block_until_ready(state)
         report(done + many, static.steps)
-    last = _fitted(state.average, problem, costs, budgets, static)
+    last = _fitted(state.average, problem, costs, budgets, jnp.float32(_NEAR), static)
     logs, found = jax.tree.map(lambda *x: jnp.concatenate(x, axis=2), first, last)
     return _fastest(logs, found, budgets, problem.data.scores.shape[0])
 
@@ -133,7 +134,7 @@ def _spread(logs, problem: Problem):
 
 
 @functools.partial(jax.jit, static_argnames="static")
-def _fitted(logs, problem, costs, budgets, static: Static):
+def _fitted(logs, problem, costs, budgets, reach, static: Static):
     """(log coefficients, outcome) where both prices are times the largest common factor that keeps
     the loss within the budget."""
     shift = jnp.array([1.0, 1.0, 0.0])[:, None]
@@ -147,7 +148,7 @@ def _fitted(logs, problem, costs, budgets, static: Static):
             fits = _outcome(at(middle), problem, costs, static).loss <= budget
             return jnp.where(fits, middle, low), jnp.where(fits, high, middle)
 
-        ends = jnp.asarray(-_RANGE, logs.dtype), jnp.asarray(_RANGE, logs.dtype)
+        ends = -reach.astype(logs.dtype), reach.astype(logs.dtype)
         best = at(lax.fori_loop(0, _HALVINGS, halve, ends)[0])
         return best, _outcome(best, problem, costs, static)
 
