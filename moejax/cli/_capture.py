@@ -1,6 +1,7 @@
 """`moejax capture`: the routing of a Hugging Face model on prompts, as a trace."""
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -63,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
     if not out.parent.is_dir():
         raise ValueError(f"{out}: no such folder")
     tokenizer, model = load(options)
-    torch = _torch()
+    torch = importlib.import_module("torch")
     torch.manual_seed(options.seed)
     settings = dict(max_tokens=options.max_tokens, spill=options.spill)
     progress, started = progress_line("capture"), time.monotonic()
@@ -121,7 +122,7 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
     **Raises:** `ValueError` in one line where there is none, and as `require_transformers`.
     """
     transformers = require_transformers()
-    torch = _torch()
+    torch = importlib.import_module("torch")
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype, None)
     if dtype != "auto" and not isinstance(dtype, torch.dtype):
         raise ValueError(f"--dtype {options.dtype}: allowed is auto, float32, bfloat16, float16")
@@ -141,9 +142,3 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     model = model if placed else model.to(options.device)
     return tokenizer, model.eval()
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
