@@ -33,7 +33,7 @@ SYSTEM = "nmp-4x4-5t-50g"
 BATCH, LENGTH, CONTEXT = 32, 128, 64  # sequences; bytes of one; those run but not counted
 PUBLISHED = (-3e4, -0.025)
 SCALES = (0.0, 0.15, 0.3, 0.5, 0.75, 1.0, 1.4, 2.0, 2.8, 4.0, 6.0, 9.0)
-BUDGETS = (0.00015, 0.0003, 0.0006, 0.0012, 0.002, 0.003, 0.0045, 0.0065)
+BUDGETS = (0.00002, 0.00005, 0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.0032)
 GRID = 33
 STEPS = dict(steps=40, batches_per_step=8, learning_rate=0.1)
 SPEEDUPS = (1.05, 1.1, 1.2)
@@ -88,8 +88,7 @@ class Text(NamedTuple):
     scores: jax.Array  # [layers, BATCH * LENGTH, experts]
 
 
-def sizes_of_model() -> tuple[int, int, int]:
-    """(layers, experts, top_k)."""
+def sizes_of_model() -> tuple[int, int, int]:  # layers, experts, top_k
     config = zoo.load().config
     return len(config.windows), config.num_experts, config.top_k
 
@@ -176,7 +175,7 @@ def settings(gate: str, chunk: int) -> tuple[float, ...]:
     """Scales of the published coefficients, or budgets of nats; 0 is no penalty."""
     tuned = GATES[gate].by != "ray"
     values = (0.0, *BUDGETS) if tuned else SCALES
-    return values if chunk == 1 else values[3:8] if tuned else values[3:9]
+    return values if chunk == 1 else values[1::2] if tuned else values[3::2]
 
 
 def fitted_on(machine: Machine, form):
@@ -326,6 +325,8 @@ def summary(table: dict[str, np.ndarray]) -> str:
     gate, whole = table["gate"], table["chunk"] == 1
     for name in dict.fromkeys(table["gate"]):
         mine = whole & (gate == name)
+        if not mine.any():
+            continue
         cells = [shares(table, mine, whole & (gate == "published"), x) for x in SPEEDUPS]
         kept = table["retention"][mine].min()
         lines.append(f"  {name:<16}" + "".join(f"{c:>26}" for c in cells) + f"{kept:>12.1%}")
@@ -334,7 +335,7 @@ def summary(table: dict[str, np.ndarray]) -> str:
 
 def shares(table, mine, base, speedup: float) -> str:
     """The loss at a speed-up, its share of another's, and that of the texts one by one."""
-    at = lambda rows: metrics.loss_at(*settings_of(table, rows), speedup)
+    at = lambda rows: metrics.loss_at(*settings_of(table, rows), speedup) if rows.any() else np.nan
     texts = [table["text"] == text for text in np.unique(table["text"])]
     (loss, other), each = (at(mine), at(base)), [at(mine & t) / at(base & t) for t in texts]
     return f"{loss:.5f} ({loss / other:.0%}, {min(each):.0%}-{max(each):.0%})"
