@@ -151,10 +151,10 @@ def test_capture_from_the_command_line(checkpoint, tmp_path, capsys):
     assert main(["capture", *arguments, "--new-tokens", "4", "--batch", "2"]) == 0
     printed = capsys.readouterr().out
     assert "3 MoE layers, 8 experts, top-2" in printed and "us a token and layer" in printed
-    trace, decode = capture.load_phases(out)
+    trace = routing.load(out)
     assert trace.num_sequences == 3 and trace.logits is not None
     prompt_tokens = len("hello there" + "what is it?" + "once upon a time")
-    assert int((~decode).sum()) == prompt_tokens
+    assert int((~trace.decode).sum()) == prompt_tokens
     arguments += [
         "--max-tokens",
         "20",

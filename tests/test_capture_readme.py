@@ -25,9 +25,9 @@ def test_both_snippets_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {}
     exec(compile(record.replace(HUB, str(tmp_path / "model")), "README.md", "exec"), namespace)
-    trace, decode = capture.load_phases("trace.npz")
+    trace = routing.load("trace.npz")
     assert trace.num_sequences == 2 and trace.num_tokens == namespace["recording"].num_tokens
-    assert namespace["decode"].valid.sum() == decode.sum() > 0
+    assert namespace["decode"].valid.sum() == trace.decode.sum() > 0
     exec(compile(gate, "README.md", "exec"), namespace)
     assert namespace["log"].num_steps > 0
     assert "top-1 retention 1.0000" in capsys.readouterr().out

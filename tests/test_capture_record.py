@@ -159,17 +159,14 @@ def test_a_saved_trace_reads_back(tmp_path):
     with capture.record(model, spill=tmp_path) as recording:
         generate(model, PROMPTS)
     recording.save(tmp_path / "trace.npz")
-    trace, decode = capture.load_phases(tmp_path / "trace.npz")
+    trace = routing.load(tmp_path / "trace.npz")
     expected = recording.trace()
-    for name in ("expert_ids", "weights", "logits", "valid", "sequence_start"):
+    for name in ("expert_ids", "weights", "logits", "valid", "sequence_start", "decode"):
         assert np.array_equal(getattr(trace, name), getattr(expected, name)), name
     assert (trace.model, trace.num_experts) == (expected.model, 8)
-    assert np.array_equal(decode, recording.trace("decode").valid)
+    assert np.array_equal(trace.decode, recording.trace("decode").valid)
     recording.save(tmp_path / "decode.npz", "decode")
-    assert np.array_equal(routing.load(tmp_path / "decode.npz").valid, decode)
-    routing.save(trace, tmp_path / "plain.npz")
-    with pytest.raises(ValueError, match="plain.npz: does not say which tokens are of decode"):
-        capture.load_phases(tmp_path / "plain.npz")
+    assert np.array_equal(routing.load(tmp_path / "decode.npz").valid, trace.decode)
 
 
 def test_what_can_not_be_recorded_is_said():

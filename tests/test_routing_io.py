@@ -73,6 +73,7 @@ def test_own_format_comes_back_unchanged(tmp_path):
         logits=np.arange(24.0).reshape(2, 3, 4),
         valid=[True, False, True],
         sequence_start=[0, 1],
+        decode=[False, True, True],
         model="own",
     )
     plain = RoutingTrace(IDS, 4)

@@ -1,5 +1,7 @@
 """`RoutingTrace`, `concat`, and the batches drawn from a trace."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,12 +107,15 @@ def test_a_trace_is_a_pytree():
 def test_concat():
     one = RoutingTrace(IDS, 6, weights=np.ones(SHAPE), valid=np.arange(12) > 2)
     two = RoutingTrace(IDS[:, :4], 6, weights=np.zeros((2, 4, 2)), sequence_start=[0, 2])
+    one, two = (dataclasses.replace(t, decode=np.arange(t.num_tokens) > 1) for t in (one, two))
     both = concat([one, two])
     assert np.array_equal(both.expert_ids, np.concatenate([IDS, IDS[:, :4]], 1))
     assert both.sequence_start.tolist() == [0, 12, 14]
     assert both.valid.tolist() == [False] * 3 + [True] * 13
     assert both.weights.sum() == 48
-    assert concat([one, RoutingTrace(IDS, 6)]).weights is None
+    assert both.decode.tolist() == [False] * 2 + [True] * 10 + [False] * 2 + [True] * 2
+    plain = concat([one, RoutingTrace(IDS, 6)])
+    assert plain.weights is None and plain.decode is None
     for other in (RoutingTrace(IDS, 7), RoutingTrace(IDS, 6, model="x"), RoutingTrace(IDS[:1], 6)):
         with pytest.raises(ValueError, match="traces differ"):
             concat([one, other])

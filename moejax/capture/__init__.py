@@ -32,7 +32,6 @@ from moejax.capture._log import GateLog as GateLog
 from moejax.capture._log import Measure as Measure
 from moejax.capture._record import PHASES as PHASES
 from moejax.capture._record import Recording as Recording
-from moejax.capture._record import load_phases as load_phases
 from moejax.capture._record import record as record
 from moejax.capture._sglang import load_sglang as load_sglang
 from moejax.capture._sglang import load_sglang_trace as load_sglang_trace
@@ -59,7 +58,6 @@ __all__ = [
     "load_eplb_weights",
     "load_gate",
     "load_llama_cpp",
-    "load_phases",
     "load_routed_experts",
     "load_sglang",
     "load_sglang_trace",

@@ -14,7 +14,7 @@ from moejax.capture._calls import Call, CallTracker
 from moejax.capture._families import Layer, check_output, find_layers
 from moejax.capture._store import FileStore, MemoryStore
 from moejax.capture._versions import require_torch
-from moejax.routing import RoutingTrace, load
+from moejax.routing import RoutingTrace
 
 
 Phase: TypeAlias = Literal["all", "prompt", "decode"]
@@ -65,14 +65,14 @@ class Recording:
             logits=layers_first("logits") if self._logits else None,
             valid=self._valid(columns["decode"][order], phase),
             sequence_start=_starts(columns["sequence"][order]),
+            decode=columns["decode"][order],
             model=self.model,
         )
 
     def save(self, path: str | Path, phase: Phase = "all") -> None:
         """Writes the trace as npz for `moejax.routing.load`, one layer in memory at a time.
 
-        The file also holds `decode` [tokens], whether each token was of a decode step, for
-        `moejax.capture.load_phases`. **Arguments**, **raises:** as `trace`.
+        **Arguments**, **raises:** as `trace`.
         """
         columns, order = self._sorted()
         decode = columns["decode"][order]
@@ -182,18 +182,6 @@ def record(
         for index, layer in enumerate(layers):
             stack.callback(layer.router.register_forward_hook(watch(index, layer)).remove)
         yield recording
-
-
-def load_phases(path: str | Path) -> tuple[RoutingTrace, np.ndarray]:
-    """(trace, whether each token was of a decode step [tokens]) from a file of `Recording.save`.
-
-    **Raises:** `ValueError` as `moejax.routing.load`, and for a trace that does not say.
-    """
-    trace = load(path)
-    with np.load(path, allow_pickle=False) as file:
-        if "decode" not in file.files:
-            raise ValueError(f"{path}: does not say which tokens are of decode steps")
-        return trace, file["decode"]
 
 
 def _name(model: Any) -> str | None:

@@ -59,7 +59,8 @@ def load(
 
 def save(trace: RoutingTrace, path: str | Path) -> None:
     """Writes a trace as a compressed npz that `load` reads back unchanged."""
-    optional = {"weights": trace.weights, "logits": trace.logits, "model": trace.model}
+    names = ("weights", "logits", "decode", "model")
+    optional = {name: getattr(trace, name) for name in names}
     with open(path, "wb") as file:
         np.savez_compressed(
             file,
@@ -91,7 +92,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _from_own(path: Path, arrays: dict[str, Any], given: int | None, default: int | None):
     stated = int(arrays["num_experts"]) if "num_experts" in arrays else None
-    optional = ("weights", "logits", "valid", "sequence_start")
+    optional = ("weights", "logits", "valid", "sequence_start", "decode")
     fields: dict[str, Any] = {name: arrays.get(name) for name in optional}
     fields["model"] = str(arrays["model"]) if "model" in arrays else None
     count = _agree(path, given, stated, default)

@@ -27,6 +27,7 @@ class RoutingTrace(eqx.Module):
     logits: Float[Array, "layers tokens experts"] | None
     valid: Bool[Array, " tokens"]
     sequence_start: Int[Array, " sequences"]
+    decode: Bool[Array, " tokens"] | None
     num_experts: int = eqx.field(static=True)
     model: str | None = eqx.field(static=True)
 
@@ -39,6 +40,7 @@ class RoutingTrace(eqx.Module):
         logits: Any = None,
         valid: Any = None,
         sequence_start: Any = None,
+        decode: Any = None,
         model: str | None = None,
     ):
         """**Arguments:**
@@ -52,6 +54,8 @@ class RoutingTrace(eqx.Module):
             should leave out. All True by default.
         - `sequence_start`: [sequences] first token of each sequence, ascending from 0; entries
             equal to the number of tokens are empty sequences. One sequence by default.
+        - `decode`: [tokens], True for tokens of decode steps and False for those of prompts, where
+            that is known.
         - `model`: name of the model the trace was taken from.
 
         **Raises:** `ValueError` for shapes that disagree, an empty trace, or top_k > num_experts.
@@ -65,6 +69,7 @@ class RoutingTrace(eqx.Module):
         self.valid = jnp.asarray(np.ones(num_tokens, bool) if valid is None else valid, bool)
         starts = np.zeros(1, np.int32) if sequence_start is None else sequence_start
         self.sequence_start = jnp.asarray(starts, jnp.int32)
+        self.decode = None if decode is None else jnp.asarray(decode, bool)
         self.num_experts = int(num_experts)
         self.model = model
 
@@ -83,6 +88,7 @@ class RoutingTrace(eqx.Module):
         _check_shape("weights", self.weights, shape)
         _check_shape("logits", self.logits, (*shape[:2], self.num_experts))
         _check_shape("valid", self.valid, shape[1:2])
+        _check_shape("decode", self.decode, shape[1:2])
         if self.sequence_start.ndim != 1 or self.num_sequences == 0:
             raise ValueError(
                 f"RoutingTrace.sequence_start has shape {self.sequence_start.shape}: "
@@ -189,7 +195,8 @@ def concat(traces: Sequence[RoutingTrace]) -> RoutingTrace:
 
     **Arguments:**
 
-    - `traces`: at least one. Weights and logits are kept only where all of them have them.
+    - `traces`: at least one. Weights, logits and phases are kept only where all of them
+        have them.
 
     **Raises:** `ValueError` where layers, experts, top_k or the model's name differ.
     """
@@ -218,5 +225,6 @@ def concat(traces: Sequence[RoutingTrace]) -> RoutingTrace:
         sequence_start=jnp.concatenate(
             [t.sequence_start + int(n) for t, n in zip(traces, first_token)]
         ),
+        decode=join("decode", 0),
         model=traces[0].model,
     )
