@@ -110,14 +110,14 @@ def test_prompts_are_judged_beside_the_published_ratios():
     def tbt(policy, prompts, **_):
         return {"no_exp": 2.4}.get(policy, 1.0) if prompts else 1.0
 
-    axes = {"prompts": (0, 2, 8), "system.scheduler_time": (20e-6, 0.0)}
+    axes = {"prompts": (0, 2, 8), "length": (64, 1024), "system.scheduler_time": (20e-6, 0.0)}
     axes |= {"policy": PROMPTS.POLICIES, "batch": PROMPTS.BATCHES, "seed": (0, 1)}
     table = table_of(tbt, **axes)
     text = PROMPTS.summary(table)
-    assert "8 prompts, B=16: 2.4 2.40 (2.40): holds" in text
+    assert "8 prompts of 64, B=16: 2.4 2.40 (2.40): holds" in text
     pytest.importorskip("matplotlib")
     assert list(PROMPTS.figures(table)) == ["colocated"]
-    assert COLOCATED.num_rows == 3 * 2 * 5 * 3 * 2
+    assert COLOCATED.num_rows == 5 * 2 * 5 * 3 * 2
 
 
 def test_near_memory_times_stand_beside_the_published_ones():

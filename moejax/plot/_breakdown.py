@@ -25,6 +25,7 @@ PART_COLORS = {
     "experts": "#D55E00",
     "other_arithmetic": "#0072B2",
 }
+CHARACTERS = 60  # of labels side by side; where they would take more they are turned
 
 
 def breakdown(
@@ -74,13 +75,12 @@ def breakdown(
         below = below + height
     for x, total in zip(place, below, strict=True):
         ax.text(x, total, f"{total:.3g}", ha="center", va="bottom", fontsize=TICK - 1, color=INK)
-    turned = heights.shape[1] > 6
-    ax.set_xticks(
-        place, rows["name"], rotation=35 if turned else 0, ha="right" if turned else "center"
-    )
+    longest = max(len(line) for name in rows["name"] for line in name.split("\n"))
+    turned = dict(rotation=35, ha="right") if longest * len(place) > CHARACTERS else {}
+    ax.set_xticks(place, rows["name"], **turned)
     dress(ax, title=title, subtitle=f"time in {unit}, total above", x="place", y="place")
     ax.grid(False, axis="x")
-    ax.margins(y=0.12)
+    ax.set_ylim(0, 1.1 * float(np.max(below)) or 1)
     if legend:
         legend_beside(ax)
     return ax
