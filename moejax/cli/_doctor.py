@@ -14,7 +14,13 @@ from moejax.cli._format import cache_dir, table
 
 
 CORE = ("moejax", "jax", "jaxlib", "equinox", "optax", "numpy", "scipy", "jaxtyping")
-OPTIONAL = {"pyarrow": "parquet", "matplotlib": "plots", "hypothesis": "tests", "torch": "capture"}
+OPTIONAL = {
+    "pyarrow": "parquet",
+    "matplotlib": "plots",
+    "hypothesis": "tests",
+    "torch": "capture",
+    "transformers": "capture",
+}
 
 
 def add_parser(commands) -> None:
