@@ -4,7 +4,10 @@ import contextlib
 import importlib.util
 import io
 import json
+import os
+import re
 import signal
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ import pytest
 from moejax import sweep
 from moejax.cli import main
 from moejax.sweep import Axis, Bar, JsonLog, Sweep, Watch, _pace, _program
+from tests.conftest import REPOSITORY
 
 
 def fn(config, key):
@@ -96,6 +100,16 @@ class TestParts:
         assert manifest["versions"]["jax"] == jax.__version__
         config = json.loads((tmp_path / "config.json").read_text())
         assert config["axes"]["product"][0]["values"] == np.linspace(0.5, 1.5, 11).tolist()
+
+    def test_the_documentation_names_every_key(self, tmp_path):
+        text = (REPOSITORY / "docs" / "storage.md").read_text()
+        manifest = sweep.run(made(), tmp_path).manifest
+        table = text.split("## `manifest.json`")[1].split("## `config.json`")[0]
+        documented = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (.*?) \|", table, re.M)))
+        assert sorted(documented) == sorted(manifest)
+        names = sorted(path.name for path in tmp_path.iterdir())
+        assert names == [".lock", ".lock-manifest", "config.json", "manifest.json", "parts"]
+        assert all(name in text for name in names)
 
     def test_config_hash_is_that_of_the_content(self, tmp_path):
         hash_of = lambda sweep_, name: sweep.run(sweep_, tmp_path / name).manifest["config_hash"]
@@ -211,7 +225,7 @@ class TestShards:
                 refused.append(str(error.value))
 
         sweep.run(made(), tmp_path, progress=another)
-        assert f"process {__import__('os').getpid()} on " in refused.pop()
+        assert f"process {os.getpid()} on " in refused.pop()
         other = tmp_path / "shards"
         sweep.run(made(), other, shard="1/2", progress=lambda watch: _refused(other, "1/2"))
         # The other shard may write at the same time.
@@ -269,7 +283,7 @@ class TestMemory:
             sweep.run(made())
 
     def test_chunks_keep_to_the_budget(self, tmp_path, expected):
-        """A budget of the program and the results of so many launches at a time."""
+        """Of two chunks of results on the device, and eight copies of a table of 4 columns."""
         programs = []
 
         def remember(program, rows):
@@ -281,8 +295,9 @@ class TestMemory:
             patch.setattr(_program.Program, "launch", remember)
             sweep.run(made())
         program = programs[0]
-        for launches, largest in ((2, 1), (6, 3)):
-            memory = program.num_bytes + launches * program.out_bytes
+        for launches, largest in ((1, 1), (3, 3)):
+            table = program.out_bytes + 8 * 4 * 3
+            memory = program.num_bytes + launches * (2 * program.out_bytes + 8 * table)
             folder = tmp_path / str(launches)
             equal(sweep.run(made(), folder, chunk=8, memory=memory).columns, expected)
             sizes = [last - first + 1 for first, last in map(_ends, parts(folder))]
@@ -377,7 +392,7 @@ class TestResult:
 
     @pytest.mark.parametrize("package", ["pandas", "xarray"])
     def test_packages_that_are_not_there(self, package, monkeypatch):
-        monkeypatch.setitem(__import__("sys").modules, package, None)
+        monkeypatch.setitem(sys.modules, package, None)
         result = sweep.run(made())
         with pytest.raises(ValueError, match=f"{package} is not installed"):
             getattr(result, f"to_{package}")()
@@ -453,6 +468,17 @@ class TestCommand:
         last = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
         assert last["rows"] == 1
         assert command("--shard", "2/2")[1].endswith("3 rows, 7 ms\n")
+
+    def test_interrupted_it_says_how_to_go_on(self, command, tmp_path, monkeypatch):
+        def stop(self):
+            yield lambda watch: signal.raise_signal(signal.SIGINT) if watch.parts == 1 else None
+
+        monkeypatch.setattr("moejax.cli._run._watched", contextlib.contextmanager(stop))
+        status, out, errors = command("--chunk", 1)
+        assert (status, errors) == (130, "moejax run: interrupted\n")
+        rows = sweep.load(tmp_path / "out", partial=True).num_rows
+        told = f"{tmp_path}/out: {rows} of 3 rows; the same command goes on from here\n"
+        assert out == told and rows < 3
 
     def test_rows_that_are_not_okay_are_told(self, command, tmp_path):
         text = FILE.replace("width=1", "width=1, prepare=prepare").replace(

@@ -54,8 +54,24 @@ def run(options: argparse.Namespace) -> None:
     changes = _pairs("--set", options.set)
     made = made.set({name: sweep.parse_values(text) for name, text in changes.items()})
     out = Path(options.out or Path("results") / Path(options.file).stem)
+    try:
+        result = _run(made, out, options)
+    except KeyboardInterrupt:
+        rows = sweep.load(out, partial=True).num_rows
+        print(f"{out}: {rows} of {made.num_rows} rows; the same command goes on from here")
+        raise
+    _say(result, out)
+    if not result.complete:
+        return
+    if hasattr(module, "summary"):
+        print(module.summary(result.columns))
+    if hasattr(module, "figures") and not options.no_figures:
+        _draw(module.figures, result.columns, given, out)
+
+
+def _run(made: sweep.Sweep, out: Path, options: argparse.Namespace) -> sweep.Result:
     with _watched(options.json_log) as progress:
-        result = sweep.run(
+        return sweep.run(
             made,
             out,
             resume=not options.fresh,
@@ -66,13 +82,6 @@ def run(options: argparse.Namespace) -> None:
             progress=progress,
             file=options.file,
         )
-    _say(result, out)
-    if not result.complete:
-        return
-    if hasattr(module, "summary"):
-        print(module.summary(result.columns))
-    if hasattr(module, "figures") and not options.no_figures:
-        _draw(module.figures, result.columns, given, out)
 
 
 def _say(result: sweep.Result, out: Path) -> None:

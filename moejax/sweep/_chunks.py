@@ -53,7 +53,7 @@ class Chunks:
         self._sweep, self._plan, self._stop = sweep, plan, stop
         self._num_devices, self._listeners = len(devices), listeners
         self._programs = Programs(sweep, plan, devices)
-        self._pace = Pace(plan, devices, sweep.inner_size, chunk, memory)
+        self._pace = Pace(sweep, plan, devices, chunk, memory)
         self.schema: dict[str, dict[str, str]] = {}
 
     def run(

@@ -7,10 +7,13 @@ from typing import Any
 from moejax.sweep._memory import budget_of
 from moejax.sweep._plan import Plan
 from moejax.sweep._program import Program, one_line
+from moejax.sweep._sweep import Sweep
 
 
 PART_SECONDS = 10.0
 PART_ROWS = 1 << 20
+COPIES = 8
+"""Of a table, between the devices' results and the file; measured."""
 
 
 class Pace:
@@ -20,10 +23,14 @@ class Pace:
     """
 
     def __init__(
-        self, plan: Plan, devices: Sequence[Any], inner_size: int, chunk: int | None,
+        self, sweep: Sweep, plan: Plan, devices: Sequence[Any], chunk: int | None,
         memory: float | None,
     ):  # fmt: skip
         self._width, self._num_devices, self._chunk = plan.width, len(devices), chunk
+        inner_size = sweep.inner_size
+        # Where the device is the host, tables on their way to a file come out of the same memory.
+        self._copies = COPIES if devices[0].platform == "cpu" else 0
+        self._fixed_bytes = 8 * (len(sweep.names) + 2) * plan.width * inner_size
         self._budget = budget_of(devices, memory)
         self._most_rows = max(PART_ROWS // (plan.width * inner_size), 1)
         self.depth, self._most = 2, plan.num_tiles + 1
@@ -44,7 +51,8 @@ class Pace:
                 f"a tile of width {self._width} takes {needed:.0f} MB on a device, the budget is "
                 f"{self._budget / 1e6:.0f} MB: choose a smaller width in the sweep"
             )
-        launches = int(left // max(self.depth * program.out_bytes, 1))
+        tables = self._copies * (program.out_bytes + self._fixed_bytes)
+        launches = int(left // max(self.depth * program.out_bytes + tables, 1))
         return max(min(most, launches * self._num_devices), 1)
 
     def compiled(self, seconds: float) -> None:
