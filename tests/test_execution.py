@@ -257,6 +257,11 @@ def test_errors_name_what_is_wrong():
         mj.models.Attention("gqaa")
     near = mj.hardware.get("nmp-4x8-5t-50g")
     mixtral = mj.models.get("mixtral-8x7b")
+    with raises("do not fit into memory", "the fullest node needs", "allowed is 8 GB"):
+        mj.evaluate(mixtral, near, Workload(4, 1e9), "tensor_parallel", key=KEY)
+    with raises("Workload.prefill = 1", "0 on near-memory systems"):
+        workload = Workload(4, 1.0, prefill=1, prefill_length=2)
+        mj.evaluate(mixtral, near, workload, "tensor_parallel", key=KEY)
     with raises("efficiency is allowed for systems with PIM only"):
         curve = cost.gpu_efficiency("attacc")
         mj.evaluate(mixtral, near, Workload(4, 1.0), "eplb", key=KEY, efficiency=curve)

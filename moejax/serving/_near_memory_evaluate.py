@@ -91,7 +91,7 @@ def evaluate_placement(
     key: PRNGKeyArray,
     accounting: str = "counted",
     switching: Switching = "store_and_forward",
-    must_fit: bool = True,
+    must_fit: bool = False,
 ) -> NearMemoryReport:
     """Times of one decode iteration, the communication simulated on the system's network.
 
@@ -106,14 +106,14 @@ def evaluate_placement(
     - `key`: draws the routing, as in `moejax.evaluate`, and the aggregators of tokens.
     - `accounting`: static; `"counted"`, or `"published"` for the papers' own units (`ACCOUNTING`).
     - `switching`: static, of `noc.simulate`.
-    - `must_fit`: weights and caches have to fit into the nodes' memory. Static; `False` times them
-        all the same.
+    - `must_fit`: weights and caches have to fit into the nodes' memory, as `moejax.evaluate` wants
+        it. Static; by default `memory_fits` only says so, because few placements look at memory.
 
     **Returns:** `NearMemoryReport`, differentiable in the rates of the system.
 
     **Raises:** `ValueError` for a placement of other sizes, the trace of another model, prompts in
-    the batch, impossible numbers, and contexts that memory does not hold; a `status` for the latter
-    two under tracing.
+    the batch, impossible numbers, and with `must_fit` what memory does not hold; a `status` for the
+    latter two under tracing.
     """
     if workload.prefill:
         raise ValueError(
