@@ -117,15 +117,25 @@ def _workload(batch, max_batch: int, trace: routing.RoutingTrace | None) -> mj.W
 
 
 def about(model: dict[str, Any]) -> dict[str, Any]:
-    """Whose sizes, which context, where routing comes from, and the name of each system."""
+    """Where numbers come from: sizes, context, routing, the system and how much of its peaks it
+    reaches, and whether times of its PIM are beyond what is known of it."""
     source = serving.routing_source(model["model"], _workload(1, 1, model["trace"]))
     names = [name.format(model["gpus"]) for name, _ in VARIANTS.values()]
     names = [
         f"{name}, free decision" if "free" in variant else name
         for variant, name in zip(VARIANTS, names)
     ]
-    system = np.array(names).reshape(-1, 1, 1)
-    return dict(cost_model=model["cost_model"], context=CONTEXT, routing=source, system=system)
+    by_variant = lambda values: np.asarray(values).reshape(-1, 1, 1)
+    gpu, pim = model["systems"].gpu, model["systems"].pim
+    return dict(
+        cost_model=model["cost_model"],
+        context=CONTEXT,
+        routing=source,
+        system=by_variant(names),
+        bandwidth_efficiency=by_variant(gpu.bandwidth_efficiency),
+        compute_efficiency=by_variant(gpu.compute_efficiency),
+        extrapolated=getattr(pim, "extrapolate", False),
+    )
 
 
 def reports(config: dict[str, Any], key) -> dict[str, Any]:

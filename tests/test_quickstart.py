@@ -83,10 +83,12 @@ class TestQuickstart:
         assert set(table["model"]) == {"qwen3-30b-a3b"}
         assert set(table["context"]) == {512}
         assert all("calibrated" in text or "fitted" in text for text in table["routing"])
+        assert not table["extrapolated"].any() and set(table["compute_efficiency"]) == {1.0}
 
     def test_names_of_numbers_have_units(self, finished):
         _, _, table = finished
         shares = {"share_1", "share_2", "share_3_4", "share_more", "active", "channel_utilization"}
+        shares |= {"bandwidth_efficiency", "compute_efficiency"}
         counts = {"experts_on_gpu", "experts_on_pim"}
         for name, values in table.items():
             if values.dtype.kind == "f" and name not in shares | counts:
