@@ -359,7 +359,7 @@ def chunk_summary(table) -> list[str]:
 
 def figures(table: dict[str, np.ndarray]) -> dict[str, Any]:
     """Loss against speed-up, the map of both coefficients, and the choices that a gate moves."""
-    keep = table["chunk"] == 1
+    keep = (table["chunk"] == 1) & (table["setting"] > 0)
     points, made = dict(gate=[], published=[], speedup=[], kl=[]), {}
     for name in dict.fromkeys(table["gate"]):
         for strength in np.unique(table["strength"][keep & (table["gate"] == name)]):
