@@ -18,6 +18,7 @@ from moejax import placement as placement
 from moejax import routing as routing
 from moejax import schedule as schedule
 from moejax import serving as serving
+from moejax import sweep as sweep
 from moejax import zoo as zoo
 from moejax._status import Status as Status
 from moejax.serving import POLICIES as POLICIES
@@ -52,5 +53,6 @@ __all__ = [
     "schedule",
     "sensitivity",
     "serving",
+    "sweep",
     "zoo",
 ]

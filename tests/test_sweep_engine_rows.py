@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moejax import Status, hardware, sweep
 from moejax.sweep import Axis, Sweep, conditional
+from moejax.sweep._plan import Plan
 
 
 def loop(axes: dict[str, list], fn, seeds=1) -> dict[str, np.ndarray]:
@@ -236,6 +237,30 @@ class TestHost:
         assert result["x"].tolist() == [1, 10, 2, 20, 3, 30]
         # The longest run of rows with one table is three.
         assert (result.manifest["width"], result.manifest["tiles"]) == (4, 2)
+
+    def test_the_host_prepares_while_the_devices_work(self):
+        """The second chunk is prepared, and on its way, before the first is waited for."""
+        events = []
+
+        def make(b):
+            events.append(f"prepare {b}")
+            return dict(place=np.float32(b))
+
+        told = lambda watch: events.append(f"{watch.rows} rows")
+        fn = lambda c, key: dict(x=c["place"] + c["b"])
+        sweep.run(Sweep([Axis("b", [1, 2, 3])], fn, prepare=make, width=1), chunk=1, progress=told)
+        first = [event for event in dict.fromkeys(events) if event != "0 rows"]
+        expected = ["prepare 1", "prepare 2", "1 rows", "prepare 3", "2 rows", "3 rows"]
+        assert first == expected
+
+    def test_slow_rows_share_tiles_if_asked_to(self):
+        axes = [Axis("a", [1.0, 2.0, 3.0, 4.0]), Axis("steps", [1, 100])]
+        for bucket, expected in (((), [{1, 100}] * 4), ("steps", [{1}, {1}, {100}, {100}])):
+            made = Sweep(axes, noisy, bucket=bucket, width=2)
+            plan = Plan(made, made.prepared())
+            calls, own = plan.calls_of(np.arange(plan.num_tiles))
+            steps = made.axes[1].labels[made.calls.codes["steps"][calls]]
+            assert own.all() and [set(tile.tolist()) for tile in steps] == expected
 
     def test_results_of_other_shapes_are_programs_of_their_own(self):
         make = lambda n: dict(table=np.ones(n, np.float32))

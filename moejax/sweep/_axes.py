@@ -48,8 +48,8 @@ class Axis:
         self,
         name: str,
         values: Iterable[Any] | Mapping[str, Any],
-        *,
         static: bool = False,
+        *,
         inner: bool = False,
         resolve: Callable[[Any], Any] | None = None,
     ):

@@ -82,17 +82,18 @@ class Result:
         )
 
 
-def load(*paths: str | Path, partial: bool = False) -> Result:
+def load(path: str | Path, *more: str | Path, partial: bool = False) -> Result:
     """The rows of a folder, or of the folders of several shards together.
 
-    **Arguments:** `partial`: take what is there of a sweep that has not finished.
+    **Arguments:**
+
+    - `path`, `more`: folders that `run` wrote.
+    - `partial`: take what is there of a sweep that has not finished.
 
     **Raises:** `ValueError` for a folder without results, folders of different sweeps, or missing
     rows unless `partial`.
     """
-    folders = [Path(path) for path in paths]
-    if not folders:
-        raise ValueError("load: allowed is at least one folder")
+    folders = [Path(path), *map(Path, more)]
     manifests = [read_manifest(folder) for folder in folders]
     first = manifests[0]
     for folder, manifest in zip(folders, manifests):

@@ -48,11 +48,11 @@ class Sweep:
         self,
         axes: Sequence[Any] | Any,
         fn: Callable[[dict[str, Any], Any], Any],
-        *,
         seeds: int | Iterable[int] = 1,
         prepare: Callable[..., dict[str, Any]]
         | Sequence[Callable[..., dict[str, Any]]]
         | None = None,
+        *,
         about: Callable[..., dict[str, Any]] | None = None,
         columns: Callable[[Any], dict[str, Any]] | None = None,
         where: Callable[..., Any] | None = None,
