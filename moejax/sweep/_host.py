@@ -163,14 +163,6 @@ class Prepared:
             self.made |= dict.fromkeys(found, step)
             self.steps.append(step)
 
-    def make(self, call: int) -> None:
-        """Makes sure that everything is there for one call.
-
-        **Raises:** the `ValueError` of a function that refused.
-        """
-        for step in self.steps:
-            step(call)
-
 
 def check_parameters(role: str, fn: Callable[..., Any], known: list[str]) -> list[str]:
     """Names of the parameters of a host function.

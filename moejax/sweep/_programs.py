@@ -172,13 +172,14 @@ class Programs:
         **Returns:** the calls, and why by call. A tile in which no call is left keeps its own.
         """
         refused: dict[int, str] = {}
-        if not self._plan.prepared.steps:
-            return calls, refused
-        for call in np.unique(calls):
-            try:
-                self._plan.prepared.make(int(call))
-            except ValueError as error:
-                refused[int(call)] = one_line(error)
+        for step in self._plan.prepared.steps:
+            needed = step.ids[calls]
+            for at in np.unique(needed):
+                try:
+                    step(int(step.first[at]))
+                except ValueError as error:
+                    bad = calls[needed == at].tolist()
+                    refused = dict.fromkeys(bad, one_line(error)) | refused
         if refused:
             bad = np.isin(calls, list(refused))
             first = calls[np.arange(len(calls)), np.argmin(bad, axis=1)]
