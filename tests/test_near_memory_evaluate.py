@@ -1,12 +1,14 @@
 """A model on a near-memory system: the report against plain loops, errors, one compilation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import moejax
-from moejax import hardware, models, placement
+from moejax import hardware, models, noc, placement
 from moejax.placement import Placement, expert_parallel, tensor_parallel
 from moejax.serving import Workload, evaluate_placement, network_of, place, route
 from tests.oracles import near_memory as oracle
@@ -63,6 +65,19 @@ def test_communication_is_twice_the_gather_on_the_network(spread):
         for layer in range(32)
     ]
     np.testing.assert_allclose(report.comm_time, 2 * float(sum(gathers)), rtol=1e-5)
+
+
+def test_a_network_of_ones_own_is_one_object(spread):
+    mesh = lambda bandwidth, hop_latency: noc.mesh(
+        4, 8, bandwidth=bandwidth, hop_latency=hop_latency
+    )
+    own = SYSTEM.replace(network=mesh, shape=(32,))
+    assert report_of(spread, own).comm_time == report_of(spread).comm_time
+    ring = SYSTEM.replace(network=functools.partial(noc.ring, 32), shape=(32,))
+    assert report_of(spread, ring).comm_time > report_of(spread).comm_time
+    few = SYSTEM.replace(network=functools.partial(noc.ring, 5), shape=(32,))
+    with pytest.raises(ValueError, match=r"network gives 5 nodes, but shape = \(32,\)"):
+        report_of(spread, few)
 
 
 def test_tensor_parallelism_pays_all_reduces_and_is_balanced():

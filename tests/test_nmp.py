@@ -81,6 +81,8 @@ def test_fields_change_and_are_checked():
     for shape in ((4,), (4, 0), (4, 8, 2), (4.0, 8)):
         with raises("NMPSystem.shape = ", "2 whole numbers"):
             system.replace(shape=shape)
+    with raises("NMPSystem.shape = (4, 8)", "network of your own is 1 whole"):
+        system.replace(network=print)
     with raises("3 whole numbers"):
         system.replace(network="fat_tree")
 

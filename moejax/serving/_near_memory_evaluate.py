@@ -73,8 +73,18 @@ class NearMemoryReport(eqx.Module):
 
 
 def network_of(system: NMPSystem) -> Topology:
-    """The network of a near-memory system, as `moejax.noc` simulates it."""
+    """The network of a near-memory system, as `moejax.noc` simulates it.
+
+    **Raises:** `ValueError` for a network of the user's own with another number of nodes.
+    """
     rates = dict(bandwidth=system.link_bandwidth, hop_latency=system.hop_latency)
+    if callable(system.network):
+        network = system.network(**rates)
+        if network.num_nodes != system.num_nodes:
+            raise ValueError(
+                f"NMPSystem.network gives {network.num_nodes} nodes, but shape = {system.shape}"
+            )
+        return network
     if system.network == "fat_tree":
         pods, leaves, endpoints = system.shape
         sizes = dict(pods=pods, leaves_per_pod=leaves, endpoints_per_leaf=endpoints)
