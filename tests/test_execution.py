@@ -12,6 +12,7 @@ from moejax import cost, serving
 from moejax._status import Status
 from moejax.cost import GPUEfficiency
 from moejax.serving import MODES, Execution, Workload, context_lengths
+from moejax.serving._task_times import _early
 from tests.oracles import execution as twin
 from tests.test_evaluate import (
     GQA,
@@ -26,7 +27,6 @@ from tests.test_evaluate import (
 
 
 KEY = jax.random.key(7)
-POLICIES = ("few_tokens", "sieve")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,24 +52,17 @@ def test_an_iteration_is_the_printed_formula_of_every_layer(x64):
     contexts = np.random.default_rng(1).integers(0, 400, 12)
     workload = Workload(9, contexts, max_batch=12, routing=made_up_trace(MODEL))
     execution = Execution("coarse")
-    found = mj.compare(MODEL, SYSTEM, workload, POLICIES, key=KEY, execution=execution)
+    found = mj.evaluate(MODEL, SYSTEM, workload, "sieve", key=KEY, execution=execution)
     ids = np.asarray(serving.route(MODEL, workload, key=KEY))[:, :9].tolist()
+    counts, on_gpu = serving.partition_layers(MODEL, SYSTEM, workload, "sieve", key=KEY)
+    # Ten experts on two GPUs: slot s of GPU g is expert 5 g + s.
+    chosen = [{5 * g + s for g, s in np.argwhere(layer)} for layer in np.asarray(on_gpu)]
+    assert any(chosen) and counts.shape == (2, 2, 5)
     plain = plain_model(MODEL), plain_system(SYSTEM, 16.0)
-    for policy in POLICIES:
-        counts, on_gpu = serving.partition_layers(MODEL, SYSTEM, workload, policy, key=KEY)
-        # Ten experts on two GPUs: slot s of GPU g is expert 5 g + s.
-        chosen = [{5 * g + s for g, s in np.argwhere(layer)} for layer in np.asarray(on_gpu)]
-        assert any(chosen) and counts.shape == (2, 2, 5)
-        if policy == "few_tokens":
-            # It takes no time to decide.
-            free = plain[1] | dict(scheduler_time=0.0)
-            tbt = twin.iteration(plain[0], free, contexts[:9].tolist(), ids, chosen)
-        else:
-            tbt = twin.iteration(*plain, contexts[:9].tolist(), ids, chosen)
-        np.testing.assert_allclose(found[policy].tbt, tbt, rtol=1e-7)
-        np.testing.assert_allclose(jnp.sum(found[policy].time_limited_by), tbt, rtol=1e-7)
-        parts = found[policy].breakdown
-        np.testing.assert_allclose(sum(parts.values()), tbt, rtol=1e-7)
+    tbt = twin.iteration(*plain, contexts[:9].tolist(), ids, chosen)
+    np.testing.assert_allclose(found.tbt, tbt, rtol=1e-7)
+    np.testing.assert_allclose(jnp.sum(found.time_limited_by), tbt, rtol=1e-7)
+    np.testing.assert_allclose(sum(found.breakdown.values()), tbt, rtol=1e-7)
 
 
 ONE_LAYER = small_model((GQA,), num_shared_experts=1, shared_intermediate=96)
@@ -113,14 +106,14 @@ def test_attention_on_the_gpu_leaves_pim_to_the_experts():
     np.testing.assert_allclose(on_gpu.offchip_time - on_pim.offchip_time, read, rtol=1e-3)
 
 
-def test_loading_early_starts_before_the_decision():
-    slow = ONE_GPU.replace(scheduler_time=1e-5)
-    late, early = (
-        report_of(Execution("coarse", early_load=e), system=slow, policy="sieve")
-        for e in (False, True)
-    )
-    # What was loaded for nothing fits into the time of the decision.
-    assert 1e-5 < float(early.tbt) <= float(late.tbt)
+def test_experts_loaded_early_are_loaded_once_where_they_are_wanted():
+    on_gpu = jnp.array([True, False, True, True, False])
+    own, counts = jnp.array([2, 3, 1, 0, 0]), jnp.array([4, 3, 1, 5, 0])
+    found = _early(on_gpu, own, counts, Execution("coarse", early_load=True))
+    # Two tokens of the GPU's own: experts 0 and 1, of which PIM then gets the second.
+    assert (float(found["loaded"]), float(found["taken"])) == (2, 1)
+    never = _early(on_gpu, own, counts, Execution("coarse"))
+    assert (float(never["loaded"]), float(never["taken"])) == (0, 0)
 
 
 def test_the_modes_are_what_their_letters_say():
@@ -189,41 +182,41 @@ def test_what_does_not_fit_is_an_error_or_a_status():
     small = ONE_GPU.replace(gpu=dict(hbm_bytes=4e5))
     with raises("do not fit into memory", "weights take", "allowed is 0.0004 GB", "must_fit=False"):
         report_of(system=small)
-    allowed = report_of(system=small, must_fit=False)
-    assert float(allowed.tbt) == float(report_of().tbt) and not bool(allowed.memory_fits)
 
 
 # --- GPUs as they are -----------------------------------------------------------------------------
 
 
-def test_kernels_that_reach_less_take_longer_by_as_much():
-    half = GPUEfficiency(0.0, 0.5, 0.5)
-    slower = report_of(efficiency=half)
-    # Policies decide on the roofline: the same experts, at half the rates.
-    same = report_of()
-    assert float(slower.experts_on_gpu) == float(same.experts_on_gpu)
-    np.testing.assert_allclose(slower.gpu_time, 2 * same.gpu_time, rtol=0.02)
-    launched = report_of(efficiency=GPUEfficiency(5e-6, 0.5, 0.5))
-    np.testing.assert_allclose(launched.gpu_time - slower.gpu_time, 5e-6, rtol=1e-3)
-    spilling = report_of(efficiency=GPUEfficiency(0.0, 0.5, 0.5, spill=1.0))
-    # 8 tokens of 3 experts, three inner activations of 96 in two bytes.
-    more = 8 * 3 * 3 * 96 * 2 / 1e11
-    np.testing.assert_allclose(spilling.offchip_time - slower.offchip_time, more, rtol=1e-3)
+def test_kernels_that_reach_less_take_longer_by_as_much_and_sweep_with_a_status():
+    cases = {
+        "half": (Status.OK, {}),
+        "launched": (Status.OK, dict(launch=5e-6)),
+        "spilling": (Status.OK, dict(spill=1.0)),
+        "memory": (Status.OUT_OF_MEMORY, dict(capacity=4e5)),
+        "none": (Status.BAD_RATE, dict(share=0.0)),
+        "more than all": (Status.BAD_RATE, dict(share=1.5)),
+    }
+    plain = dict(share=0.5, launch=0.0, spill=0.0, capacity=1e9)
+    columns = [jnp.array([(plain | case)[name] for _, case in cases.values()]) for name in plain]
 
-
-def test_efficiencies_and_capacities_sweep_and_have_a_status():
     @jax.jit
     @jax.vmap
-    def rows(capacity, share):
+    def rows(share, launch, spill, capacity):
+        curve = GPUEfficiency(launch, share, 0.5, spill=spill)
         system = ONE_GPU.replace(gpu=dict(hbm_bytes=capacity))
-        return report_of(system=system, efficiency=GPUEfficiency(0.0, share, 0.5))
+        return report_of(system=system, efficiency=curve)
 
-    capacities, shares = jnp.array([1e9, 1e9, 4e5, 1e9, 1e9]), jnp.array([0.25, 0.5, 0.5, 0.0, 1.5])
-    found = rows(capacities, shares)
-    bad = [Status.OUT_OF_MEMORY, Status.BAD_RATE, Status.BAD_RATE]
-    assert found.status.tolist() == [Status.OK, Status.OK, *bad]
-    assert float(found.offchip_time[0]) > float(found.offchip_time[1])
-    assert np.isnan(found.tbt).tolist() == [False, False, True, True, True]
+    found = rows(*columns)
+    assert found.status.tolist() == [status for status, _ in cases.values()]
+    assert np.isnan(found.tbt).tolist() == [status != 0 for status, _ in cases.values()]
+    # Policies decide on the roofline: the same experts, at half the rates.
+    same = report_of()
+    assert float(found.experts_on_gpu[0]) == float(same.experts_on_gpu)
+    np.testing.assert_allclose(found.gpu_time[0], 2 * same.gpu_time, rtol=0.02)
+    np.testing.assert_allclose(found.gpu_time[1] - found.gpu_time[0], 5e-6, rtol=1e-3)
+    # 8 tokens of 3 experts, three inner activations of 96 in two bytes.
+    more = 8 * 3 * 3 * 96 * 2 / 1e11
+    np.testing.assert_allclose(found.offchip_time[2] - found.offchip_time[0], more, rtol=1e-3)
 
 
 def test_a_pim_without_known_energy_uses_no_zero():

@@ -76,8 +76,10 @@ def breakdown(
     for x, total in zip(place, below, strict=True):
         ax.text(x, total, f"{total:.3g}", ha="center", va="bottom", fontsize=TICK - 1, color=INK)
     longest = max(len(line) for name in rows["name"] for line in name.split("\n"))
-    turned = dict(rotation=35, ha="right") if longest * len(place) > CHARACTERS else {}
-    ax.set_xticks(place, rows["name"], **turned)
+    ax.set_xticks(place, rows["name"])
+    if longest * len(place) > CHARACTERS:
+        for label in ax.get_xticklabels():
+            label.set(rotation=35, ha="right")
     dress(ax, title=title, subtitle=f"time in {unit}, total above", x="place", y="place")
     ax.grid(False, axis="x")
     ax.set_ylim(0, 1.1 * float(np.max(below)) or 1)
