@@ -202,7 +202,7 @@ def equal(found, expected):
 
 def tiles_of(folder):
     """(first, last) of every part."""
-    names = sorted(path.name for path in (folder / "parts").iterdir())
+    names = sorted(path.name for path in (folder / "parts").glob("part-*"))
     return [tuple(int(n) for n in name.split(".")[0].split("-")[1:]) for name in names]
 
 
