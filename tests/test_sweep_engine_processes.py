@@ -139,16 +139,15 @@ def together(name, dies):
 def killed():
     generator, kills = random.Random(int(seed)), 0
     out = f"{folder}/killed"
-    slowly = lambda watch: time.sleep(0.02)
-    run = lambda: sweep.run(made, out, chunk=1, progress=slowly)
+    slowly = lambda watch: time.sleep(0.05)
     for _ in range(5):
-        pid = child(run)
-        # Up to a compilation and a few parts.
-        time.sleep(generator.uniform(0.1, 1.6))
+        pid = child(lambda: sweep.run(made, out, chunk=1, progress=slowly))
+        # From before anything is there to some parts; all of them would take five seconds.
+        time.sleep(generator.uniform(0.1, 1.2))
         os.kill(pid, signal.SIGKILL)
         kills += wait(pid) == -signal.SIGKILL
     there = sweep.load(out, partial=True).num_rows if os.path.exists(f"{out}/manifest.json") else 0
-    assert wait(child(run)) == 0
+    assert wait(child(lambda: sweep.run(made, out, progress=False))) == 0
     print(kills, there)
 
 
