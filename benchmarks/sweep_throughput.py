@@ -37,7 +37,7 @@ from moejax.sweep import Axis, Range, Sweep, samples
 MODEL, SYSTEM, TOKENS = "qwen3-30b-a3b", "1xb200-hbm-pim", 64
 DRAWS = 64  # given counts in the second part
 OVERHEAD_ROWS, OVERHEAD_WIDTH, ROUNDS = 16_384, 256, 5
-WIDTH = 4096
+WIDTH = 2048
 RATES = (
     Range("hbm_bandwidth", 2e12, 16e12, log=True),
     Range("flops_per_s", 5e14, 5e15, log=True),
