@@ -141,13 +141,18 @@ def test_errors_name_what_is_wrong(spread):
         moejax.evaluate(MODEL, SYSTEM, workload, lambda *a: None, key=KEY)
 
 
-def test_every_method_places_every_expert():
+def test_every_method_places_every_expert(monkeypatch):
+    # Two layers, one at a time, so that the progress of a search can be seen.
+    monkeypatch.setattr("moejax.placement._methods.LAYERS_AT_ONCE", 1)
     workload = Workload(BATCH, CONTEXT)
     small = hardware.get("nmp-2x2-5t-50g")
     model = MODEL.replace(layers=MODEL.layers[:2])
     # Compiling the search twice is what "node" would add to "node_link".
     for method in placement.METHODS.keys() - {"node"}:
-        placed = place(model, small, workload, method, key=KEY)
+        seen = []
+        told = lambda done, total: seen.append((done, total))
+        placed = place(model, small, workload, method, key=KEY, progress=told)
+        assert seen == ([(i, 4) for i in range(1, 5)] if method == "node_link" else [])
         assert placed.name == method and placed.share.shape == (2, 8, 4)
         np.testing.assert_allclose(placed.share.sum(-1), 1, atol=1e-5)
         assert np.all(np.sort(placed.node_position, axis=1) == np.arange(4))

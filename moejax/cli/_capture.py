@@ -4,12 +4,12 @@ import argparse
 import importlib
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from moejax.capture import PHASES, record, require_transformers
 from moejax.cli._format import use_cache, whole
+from moejax.cli._progress import progress_line
 
 
 EXAMPLES = """\
@@ -92,20 +92,6 @@ def run(options: argparse.Namespace) -> None:
         f"tokens{full}\n{taken:.1f} s, of which recording {recording.seconds:.2f} s "
         f"({per_token:.1f} us a token and layer)"
     )
-
-
-def progress_line(label: str) -> Callable[[int, int], None]:
-    """Redraws one line on standard error, where somebody watches."""
-    started = time.monotonic()
-
-    def show(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            left = (time.monotonic() - started) / done * (total - done)
-            bar = "#" * (20 * done // total)
-            line = f"\r{label} [{bar:.<20}] {done}/{total}, {left:.0f} s left"
-            print(f"{line:<79}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-    return show
 
 
 def read_text(path: str) -> str:

@@ -11,6 +11,7 @@ from moejax._checks import lookup
 from moejax._status import Status
 from moejax._units import GB, MS
 from moejax.cli._format import table
+from moejax.cli._progress import progress_line
 from moejax.hardware import NMPSystem
 from moejax.models import MODELS, MoEModel
 from moejax.placement import METHODS, Placement
@@ -54,11 +55,12 @@ def run(
     place_one = functools.partial(
         place, model, system, workload, key=key, fit=fit, accounting=accounting
     )
+    placed = lambda name: place_one(name, progress=progress_line(name))
     seeds = np.arange(options.seed, options.seed + options.seeds).astype(np.uint32)
     asked = names if BASELINE in names else [BASELINE, *names]
     about = accounting, not options.oversize
     results = {
-        name: _columns(name, _reports(model, system, workload, place_one(name), seeds, *about))
+        name: _columns(name, _reports(model, system, workload, placed(name), seeds, *about))
         for name in asked
     }
     print(_table(names, results))

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from moejax.capture import Fidelity, fidelity, load_gate
-from moejax.cli._capture import add_model_options, load, progress_line, read_text
+from moejax.cli._capture import add_model_options, load, read_text
 from moejax.cli._format import table, use_cache, whole
+from moejax.cli._progress import progress_line
 from moejax.gating import LayerCosts
 
 

@@ -1,5 +1,7 @@
 """From a model, a near-memory system and a trace to a placement."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,7 @@ def place(
     fit: RoutingTrace | None = None,
     accounting: str = "counted",
     gamma: float = 1.0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Placement:
     """Fits a placement of the experts of `model` to the nodes of `system`. Works on the host.
 
@@ -44,6 +47,7 @@ def place(
     - `fit`: trace to fit to. Default: the routing of the workload, a trace's every token, or
         `SYNTHETIC_TOKENS` drawn from its popularity.
     - `accounting`, `gamma`: of the estimate that is minimized, see `node_costs`.
+    - `progress`: of `placement.place`.
 
     **Returns:** `Placement` for `evaluate`.
 
@@ -58,7 +62,9 @@ def place(
         )
     statistics = _statistics(model, workload, fit, key)
     costs = node_costs(model, system, int(workload.batch), accounting=accounting, gamma=gamma)
-    found = placements.place(method, statistics, network_of(system), costs, key=key)
+    found = placements.place(
+        method, statistics, network_of(system), costs, key=key, progress=progress
+    )
     return jax.block_until_ready(found)
 
 
