@@ -127,8 +127,11 @@ class TestMistakes:
             (lambda: Sweep([Axis("a", [1]), Axis("a", [2])], nothing), "two axes are called 'a'"),
             (lambda: Sweep([Axis("seed", [1])], nothing), "'seed' is a column of every sweep"),
             (lambda: Sweep([Axis("a", [1])], lambda config: 0), "allowed is fn(config, key)"),
-            (lambda: Sweep([Axis("a", [1])], nothing, seeds=0), "allowed are different numbers"),
-            (lambda: Sweep([Axis("a", [1])], nothing, seeds=[1, 1]), "different numbers"),
+            (
+                lambda: Sweep([Axis("a", [1])], nothing, seeds=0),
+                "allowed is how many, or different",
+            ),
+            (lambda: Sweep([Axis("a", [1])], nothing, seeds=[1, 1]), "different whole numbers"),
             (lambda: Sweep([Axis("a", [1])], nothing, width=0), "width = 0: allowed"),
             (lambda: Sweep([Axis("a", [1])], nothing, bucket="b"), "no outer axis 'b'"),
             (

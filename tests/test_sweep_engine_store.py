@@ -456,6 +456,20 @@ class TestCommand:
         assert (status, out) == (2, "") and "x.values: [1.0, 2.0, 4.0] -> [1.0, 2.0]" in errors
         assert command("--set", "x=1:3:3", "--fresh")[1].endswith("3 rows, 6 ms\n")
 
+    @pytest.mark.parametrize(
+        "change, seeds, width",
+        [("seeds=3", [0, 1, 2], 1), ("seeds=3,5", [3, 5], 1), ("width=2", [0], 2)],
+    )
+    def test_seeds_and_width(self, command, tmp_path, change, seeds, width):
+        assert command("--set", change)[0] == 0
+        manifest = sweep.load(tmp_path / "out").manifest
+        assert (manifest["seeds"], manifest["width"]) == (seeds, width)
+
+    @pytest.mark.parametrize("change", ["seeds=1.5", "seeds=many", "width=1,2", "width=x"])
+    def test_seeds_and_width_that_make_no_sense(self, command, change):
+        status, out, errors = command("--set", change)
+        assert (status, out) == (2, "") and change.split("=")[0] in errors and "allowed" in errors
+
     def test_options_of_the_file_are_part_of_the_config(self, command):
         assert command("--option", "scale=2")[1].endswith("3 rows, 14 ms\n")
         assert "options.scale: 2 -> 3" in command("--option", "scale=3")[2]

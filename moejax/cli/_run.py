@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     sweep.join_cluster()
     made, module = sweep.load_file(options.file, **given)
     changes = _pairs("--set", options.set)
-    made = made.set({name: sweep.parse_values(text) for name, text in changes.items()})
+    made = made.set({name: _values(name, text) for name, text in changes.items()})
     out = Path(options.out or Path("results") / Path(options.file).stem)
     try:
         result = _run(made, out, options)
@@ -67,6 +67,13 @@ def run(options: argparse.Namespace) -> None:
         print(module.summary(result.columns))
     if hasattr(module, "figures") and not options.no_figures:
         _draw(module.figures, result.columns, given, out)
+
+
+def _values(name: str, text: str) -> Any:
+    """Of an axis; one number for `seeds` is how many, and there is one width."""
+    values = sweep.parse_values(text)
+    alone = name in ("seeds", "width") and isinstance(values, list) and len(values) == 1
+    return values[0] if alone else values
 
 
 def _run(made: sweep.Sweep, out: Path, options: argparse.Namespace) -> sweep.Result:

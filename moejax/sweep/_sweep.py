@@ -13,9 +13,6 @@ from moejax.sweep._design import Product, axes_of, bound, changed, product, tabl
 from moejax.sweep._host import SEED, Calls, HostFunction, Prepared, check_parameters, with_fields
 
 
-MOST_SEED = 2**31 - 1
-
-
 class Sweep:
     """A function and the configurations to call it with.
 
@@ -199,12 +196,16 @@ def _steps(prepare: Any) -> tuple[Callable[..., dict[str, Any]], ...]:
     return tuple(step for step in several if step is not None)
 
 
-def _seeds(seeds: int | Iterable[int]) -> np.ndarray:
-    if isinstance(seeds, int | np.integer):
-        seeds = range(int(seeds))
-    found = [int(seed) for seed in seeds]
-    if not found or len(set(found)) < len(found) or not 0 <= min(found) <= max(found) <= MOST_SEED:
-        raise ValueError(f"Sweep: seeds = {found}: allowed are different numbers from 0 below 2^31")
+def _seeds(seeds: Any) -> np.ndarray:
+    """How many, or which, as which."""
+    count = isinstance(seeds, int | np.integer) and not isinstance(seeds, bool)
+    found = list(range(int(seeds)) if count else seeds) if count or np.iterable(seeds) else []
+    whole = all(isinstance(seed, int | np.integer) for seed in found)
+    if not (found and whole) or len({*found}) < len(found) or min(found) < 0 or max(found) >= 2**31:
+        raise ValueError(
+            f"Sweep: seeds = {seeds!r:.60}: allowed is how many, or different whole numbers from 0 "
+            "below 2^31"
+        )
     return np.array(found, np.int64)
 
 
