@@ -198,8 +198,10 @@ def _steps(prepare: Any) -> tuple[Callable[..., dict[str, Any]], ...]:
 
 def _seeds(seeds: Any) -> np.ndarray:
     """How many, or which, as which."""
-    count = isinstance(seeds, int | np.integer) and not isinstance(seeds, bool)
-    found = list(range(int(seeds)) if count else seeds) if count or np.iterable(seeds) else []
+    if isinstance(seeds, int | np.integer):
+        found: list[Any] = list(range(int(seeds)))
+    else:
+        found = list(seeds) if np.iterable(seeds) else []
     whole = all(isinstance(seed, int | np.integer) for seed in found)
     if not (found and whole) or len({*found}) < len(found) or min(found) < 0 or max(found) >= 2**31:
         raise ValueError(
