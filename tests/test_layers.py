@@ -40,7 +40,7 @@ LAYERS |= {"_checks": {"_typing", "_status"}}
 LAYERS["__init__"] = set(LAYERS) - {"plot"}
 LAYERS["cli"] = LAYERS["__main__"] = {*LAYERS, "cli"}
 
-OPTIONAL = {"matplotlib", "pyarrow", "tqdm", "torch", "pandas", "transformers"}
+OPTIONAL = {"matplotlib", "pyarrow", "tqdm", "torch", "pandas", "xarray", "transformers"}
 TEST_TOOLS = {"pytest", "hypothesis"}
 
 
