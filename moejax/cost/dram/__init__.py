@@ -7,6 +7,7 @@ Reading guide:
 - `_streams`: the commands of a GEMV on three machines.
 - `_gemv`: `gemv_time`, `gemv_times` for all counts, `expert_times` at all refresh phases.
 - `_contention`: GPU reads in between.
+- `_measured`: `measured_pim`, all of it as a PIM for `moejax.evaluate`.
 
 It imports nothing from the cost table or the rooflines, so that they can be held against it. The
 closed form is `moejax.hardware.BankPIM.gemv_time`.
@@ -21,6 +22,7 @@ from moejax.cost.dram._gemv import ORDERS as ORDERS
 from moejax.cost.dram._gemv import expert_times as expert_times
 from moejax.cost.dram._gemv import gemv_time as gemv_time
 from moejax.cost.dram._gemv import gemv_times as gemv_times
+from moejax.cost.dram._measured import measured_pim as measured_pim
 from moejax.cost.dram._timing import KERNELS as KERNELS
 from moejax.cost.dram._timing import ChannelTiming as ChannelTiming
 from moejax.cost.dram._timing import Clocks as Clocks
@@ -41,4 +43,5 @@ __all__ = [
     "in_clocks",
     "issue",
     "measure_contention",
+    "measured_pim",
 ]
