@@ -65,6 +65,11 @@ SURFACE = {
     "partition.all_exp": "tokens_per_expert, costs",
     "partition.best_prefix": "tokens_per_expert, costs",
     "partition.optimal": "tokens_per_expert, costs, *, max_total_tokens=None",
+    "sweep.Axis": "name, values, static=False",
+    "sweep.Sweep": "axes, fn, seeds=1, prepare=None",
+    "sweep.run": "sweep, out=None, *, resume=True, chunk=None, devices=None, shard=None,"
+    " progress=None",
+    "sweep.load": "path",
 }
 
 

@@ -25,9 +25,9 @@ def masked_mean(value: Float[Array, "*positions"], mask: Bool[Array, "*positions
 
 
 def safe_sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Square root whose gradient at 0 is 0."""
-    positive = x > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), 0)
+    """Square root whose gradient at 0 is 0; NaN of NaN."""
+    zero = x == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, x)))
 
 
 def check_same(name: str, first: Array, second: Array) -> None:
