@@ -136,6 +136,10 @@ def test_substitutability_is_that_of_all_experts():
         (TOKENS, dict(batch=5), "with at least batch = 5 windows"),
         (TOKENS, dict(decode_from=11), r"decode_from = 11: allowed is 0 to 10 \(length - 2\)"),
         (TOKENS, dict(decode_from=-1), "decode_from = -1: allowed is 0 to 10"),
+        (TOKENS + 0.5, {}, "tokens are float64, 3.5 to .*allowed are whole numbers, 0 to 63"),
+        (TOKENS - 9, {}, "tokens are int64, -6 to "),
+        (TOKENS + 64, {}, "allowed are whole numbers, 0 to 63"),
+        (TOKENS, dict(expert_rows=-1), "expert_rows = -1: allowed is 0 or more"),
     ],
 )
 def test_windows_that_leave_nothing_to_score(tokens, options, message):
@@ -170,6 +174,13 @@ def test_capture_from_the_command_line(checkpoint, tmp_path, capsys):
     assert trace.num_tokens == 20 and trace.logits is None
 
 
+@pytest.mark.parametrize("option", ["--gate-step-us", "--visit-us", "--rest-us"])
+def test_times_that_are_none(option, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["fidelity", "model", "text.txt", "--gate", "gate.eqx", option, "-1"])
+    assert "'-1': allowed is a finite number, 0 or more" in capsys.readouterr().err
+
+
 def test_fidelity_from_the_command_line(checkpoint, tmp_path, capsys):
     arguments = [
         str(checkpoint),
@@ -202,7 +213,13 @@ def test_fidelity_from_the_command_line(checkpoint, tmp_path, capsys):
         ("capture . empty.txt -o t.npz", "empty.txt: holds no prompt"),
         ("capture . none.txt -o t.npz", "none.txt: No such file or directory"),
         ("capture . prompts.txt -o /no/such/t.npz", "/no/such/t.npz: no such folder"),
+        ("capture . prompts.txt -o .", ".: is a folder, allowed is a file"),
         ("capture . prompts.txt -o t.npz --dtype float3", "--dtype float3: allowed is auto"),
+        ("capture . prompts.txt -o t.npz --dtype float64", "--dtype float64: allowed is auto"),
+        ("capture . prompts.txt -o t.npz --device tape", "--device tape: allowed is cpu, cuda"),
+        ("capture . prompts.txt -o t.npz --device meta", "--device meta: allowed is cpu, cuda"),
+        ("capture broken prompts.txt -o t.npz", "broken: no model to load ("),
+        ("fidelity . text.txt --gate gate.eqx -o /no/f.json", "/no/f.json: no such folder"),
         ("fidelity . text.txt --gate none.eqx", "none.eqx: no such file"),
         ("fidelity . prompts.txt --gate gate.eqx", "tokens are 0 windows of 128: allowed is at"),
         ("fidelity . bytes.txt --gate gate.eqx", "bytes.txt: not UTF-8 text"),
@@ -211,6 +228,10 @@ def test_fidelity_from_the_command_line(checkpoint, tmp_path, capsys):
 def test_mistakes_at_the_command_line(checkpoint, arguments, message, monkeypatch, capsys):
     monkeypatch.chdir(checkpoint)
     (checkpoint / "empty.txt").write_text("\n\n")
+    (checkpoint / "broken").mkdir(exist_ok=True)
+    for file in checkpoint.glob("*.json"):
+        (checkpoint / "broken" / file.name).write_bytes(file.read_bytes())
+    (checkpoint / "broken" / "model.safetensors").write_bytes(b"\0" * 100)
     (checkpoint / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     assert main(arguments.split()) == 2
     error = capsys.readouterr().err

@@ -218,6 +218,8 @@ def test_a_gate_of_each_layer_and_of_another_model():
         "score = 'softmax': the model has 'sigmoid'": dict(score="softmax"),
         "top_k = 1: the model has 2": dict(top_k=1),
         "layers = 3: the model has 2": dict(r_comp=np.zeros(3), selection_bias=None),
+        "layers = 4: the model has 2": dict(token_time=np.ones(4), selection_bias=None),
+        "layers = 5: the model has 2": dict(selection_bias=np.zeros((5, 8))),
         "num_groups = 2: the model has 4": dict(num_groups=2, top_groups=1),
         "selection_bias: the model has another": dict(selection_bias=np.ones(8)),
     }
@@ -241,6 +243,9 @@ def test_a_gate_of_each_layer_and_of_another_model():
     [
         (dict(max_tokens=0), "max_tokens = 0: allowed is 1 or more"),
         (dict(decode_from=-1), "decode_from = -1: allowed is 0 or more"),
+        (dict(rest_time=-1.0), r"gated.rest_time = -1.0: allowed is"),
+        (dict(costs=1e-6), "costs = 1e-06: allowed is a LayerCosts of one setting"),
+        (dict(costs=gating.LayerCosts(np.ones(2), top_k=2)), "allowed is a LayerCosts of one"),
     ],
 )
 def test_options_that_make_no_sense(options, message):

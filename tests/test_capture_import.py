@@ -95,6 +95,12 @@ def test_sglang_counts_in_pt(tmp_path, torch):
     with pytest.raises(ValueError, match=r"summed over ranks already; .* not of ranks \[0, 1\]"):
         capture.load_sglang([tmp_path / "a.pt", tmp_path / "b.pt"])
     torch.save(dump | dict(logical_count=steps[..., :3]), tmp_path / "c.pt")
+    (tmp_path / "d.csv").write_text(HEAD + "0,9,1\n")
+    with pytest.raises(ValueError, match=r"d.csv: counts \[layers, experts\] = \(1, 10\), others"):
+        capture.load_sglang([tmp_path / "a.pt", tmp_path / "d.csv"])
+    torch.save(dump | dict(rank="zero"), tmp_path / "e.pt")
+    with pytest.raises(ValueError, match="e.pt: rank = 'zero': allowed is a whole number"):
+        capture.load_sglang(tmp_path / "e.pt")
     with pytest.raises(ValueError, match=r"c.pt: counts \[layers, experts\] = \(3, 3\), others"):
         capture.load_sglang([tmp_path / "a.pt", tmp_path / "c.pt"])
 
@@ -269,6 +275,13 @@ SIGMOIDS = 1 / (1 + np.exp(-np.linspace(-2, 3, 12).reshape(1, 2, 6)))
         (np.ones((2, 6)) / 6, {}, r"array has shape \(2, 6\): allowed is \[layers, tokens"),
         (SIGMOIDS, dict(kind="scores"), "unknown kind 'scores'"),
         (SIGMOIDS, dict(kind="logits", top_k=7), "top_k = 7: allowed is 1 to the 6 experts"),
+        (
+            SIGMOIDS,
+            dict(kind="logits", num_experts=8),
+            "num_experts = 8: the array of logits has 6",
+        ),
+        (SIGMOIDS * np.nan, dict(kind="logits"), "logits are NaN or .inf somewhere"),
+        (np.zeros((1, 2, 3), int), dict(num_experts=4), "top_k = 2: the array of ids has 3"),
         (np.zeros((1, 2, 2), int), {}, "num_experts is needed for ids"),
         (np.zeros((1, 2, 2), int), dict(num_experts=4), "duplicate expert 0"),
     ],
@@ -399,6 +412,9 @@ def test_the_command(arguments, printed, tmp_path, monkeypatch, capsys):
         ("sglang sglang_rank0.csv -o t.txt", "allowed endings are .npz (trace) and .csv (counts)"),
         ("llama.cpp a b --top-k 2 --num-experts 4 -o t.npz", "2 files: allowed is one"),
         ("sglang none.csv -o t.csv", "none.csv: no such file"),
+        ("sglang sglang_rank0.csv --phase decode -o t.csv", "--phase says nothing of sglang files"),
+        ("vllm v.json --num-experts 4 --top-k 2 -o t.npz", "--top-k says nothing of vllm files"),
+        ("eplb weights.npy --num-experts 4 -o t.csv", "--num-experts says nothing of eplb files"),
     ],
 )
 def test_mistakes_at_the_command_line(arguments, message, monkeypatch, capsys):

@@ -205,6 +205,15 @@ def test_what_can_not_be_recorded_is_said():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("model", ["allenai/OLMoE-1B-7B-0924", None])
+def test_what_is_no_model_is_said(model):
+    with (
+        pytest.raises(ValueError, match=f"model is a {type(model).__name__}: allowed is a loaded"),
+        capture.record(model),
+    ):
+        pass
+
+
 def test_a_router_that_did_not_run_is_said(monkeypatch):
     import torch
 

@@ -67,22 +67,26 @@ def from_array(
     **Arguments:**
 
     - `array`: [layers, tokens, experts] logits or probabilities, or [layers, tokens, top_k] ids.
-    - `top_k`: experts of a token, for logits and probabilities.
-    - `num_experts`: of a layer, for ids.
+    - `top_k`: experts of a token, needed for logits and probabilities.
+    - `num_experts`: of a layer, needed for ids.
     - `kind`: what it holds; told by its values where not given.
 
     **Returns:** `RoutingTrace`. Logits are kept, and make the weights by one softmax over the
     chosen. Probabilities are not put through a softmax again: they make the weights as they are,
     renormalized, and their logarithms are the logits.
 
-    **Raises:** `ValueError` as `kind_of`, for shapes, for a missing `top_k` or `num_experts`, and
-    for ids out of range or chosen twice.
+    **Raises:** `ValueError` as `kind_of`, for shapes, for a `top_k` or `num_experts` that is
+    missing or not the array's, for logits that are NaN or +inf, and for ids out of range or chosen
+    twice.
     """
     found = kind_of(array) if kind is None else kind
     lookup("kind", found, KINDS)
     values = np.asarray(array)
     if values.ndim != 3:
         raise ValueError(f"array has shape {values.shape}: allowed is [layers, tokens, ...]")
+    said = ("top_k", top_k) if found == "ids" else ("num_experts", num_experts)
+    if said[1] not in (None, values.shape[-1]):
+        raise ValueError(f"{said[0]} = {said[1]}: the array of {found} has {values.shape[-1]}")
     if found == "ids":
         if num_experts is None:
             raise ValueError("num_experts is needed for ids")
@@ -98,6 +102,8 @@ def from_array(
             logits = np.log(values)
     else:
         logits = values
+        if not (logits < np.inf).all():
+            raise ValueError("logits are NaN or +inf somewhere: allowed is finite, or -inf")
     chosen, ids = jax.lax.top_k(jnp.asarray(values), top_k)
     if found == "logits":
         weights = jax.nn.softmax(chosen, axis=-1)

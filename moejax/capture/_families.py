@@ -81,10 +81,15 @@ class Layer(NamedTuple):
 def find_layers(model: Any) -> list[Layer]:
     """The MoE layers of a model, in order.
 
-    **Raises:** `ValueError` where there is none of a known class, naming what there is instead, and
-    where layers differ in experts or `top_k`.
+    **Raises:** `ValueError` for what is no model, where there is none of a known class, naming what
+    there is instead, and where layers differ in experts or `top_k`.
     """
     require_transformers()
+    if not isinstance(model, require_torch().nn.Module):
+        raise ValueError(
+            f"model is a {type(model).__name__}: allowed is a loaded model, as from_pretrained "
+            "returns it (of a pipeline: its .model)"
+        )
     modules = dict(model.named_modules())
     layers = [
         Layer(name, _number(name), module, _experts_beside(modules, name), rule(module))

@@ -65,10 +65,12 @@ def fidelity(
     on, `output_change`, `_p95` and `_max` of it, `substitutability`, `neighbor_sensitivity`,
     `tbt_us`, `original_tbt_us`, `speedup`, `gate_ms_per_layer`.
 
-    **Raises:** `ValueError` for windows that do not fill a batch or leave nothing to score, and as
-    `gated`.
+    **Raises:** `ValueError` for windows that do not fill a batch or leave nothing to score, ids
+    that are none of the model's, and as `gated`.
     """
     torch = require_torch()
+    if expert_rows < 0:
+        raise ValueError(f"expert_rows = {expert_rows}: allowed is 0 or more")
     tokens = np.asarray(tokens)
     if tokens.ndim != 2 or not 1 <= batch <= len(tokens):
         raise ValueError(
@@ -79,8 +81,9 @@ def fidelity(
     start = length // 2 if decode_from is None else decode_from
     if not 0 <= start <= length - 2:
         raise ValueError(f"decode_from = {start}: allowed is 0 to {length - 2} (length - 2)")
-    windows = torch.from_numpy(tokens[: len(tokens) // batch * batch].astype(np.int64))
     layers = find_layers(model)
+    _check_ids(tokens, model)
+    windows = torch.from_numpy(tokens[: len(tokens) // batch * batch].astype(np.int64))
     probe = ExpertProbe(layers, expert_rows)
     rows = _Rows(start)
     options: dict[str, Any] = dict(decode_from=start, costs=costs, rest_time=rest_time)
@@ -106,6 +109,16 @@ def fidelity(
     gate_ms = 1e3 * log.gate_time_per_layer
     found["gate_ms_per_layer"] = measured(gate_ms, "ms, in this process", "layers")
     return Fidelity(found, log)
+
+
+def _check_ids(tokens: np.ndarray, model: Any) -> None:
+    known = model.get_input_embeddings().num_embeddings
+    whole = np.issubdtype(tokens.dtype, np.integer)
+    if not whole or tokens.min() < 0 or tokens.max() >= known:
+        raise ValueError(
+            f"tokens are {tokens.dtype}, {tokens.min()} to {tokens.max()}: allowed are whole "
+            f"numbers, 0 to {known - 1}"
+        )
 
 
 class _Rows:

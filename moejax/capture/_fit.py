@@ -44,7 +44,10 @@ def check_fit(gate: HardwareAwareGate, layers: list[Layer]) -> None:
     stated = gate.selection_bias
     leading = {
         array.shape[0]
-        for array, axes in ((gate.share, 2), (gate.r_comp, 0), (gate.r_comm, 0))
+        for array, axes in (
+            *((gate.share, 2), (gate.r_comp, 0), (gate.r_comm, 0), (gate.token_time, 0)),
+            *([] if stated is None else [(stated, 1)]),
+        )
         if array.ndim > axes
     }
     wrong = {

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from moejax._checks import check_non_negative
 from moejax._status import Status, raise_if_bad
 from moejax.capture import _families as families
 from moejax.capture._bridge import to_jax, to_torch
@@ -68,13 +69,16 @@ def gated(
     - `keep_choices`: keep choices and scores in `log.kept`, for metrics.
     - `end_ids`: as `record`.
 
-    **Raises:** `ValueError` for a model without known routers, a gate that does not fit, and later,
-    from the model's call, for scores that are not finite.
+    **Raises:** `ValueError` for a model without known routers, a gate that does not fit, options
+    out of range, and later, from the model's call, for scores that are not finite.
     """
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens = {max_tokens}: allowed is 1 or more, or None")
     if decode_from is not None and decode_from < 0:
         raise ValueError(f"decode_from = {decode_from}: allowed is 0 or more, or None")
+    if costs is not None and (not isinstance(costs, LayerCosts) or costs.token_time.ndim):
+        raise ValueError(f"costs = {costs}: allowed is a LayerCosts of one setting, or None")
+    check_non_negative("gated", "rest_time", rest_time)
     layers = find_layers(model)
     check_fit(gate, layers)
     run = _Gating(Program.of(gate, costs), layers, decode_only, max_tokens, decode_from)

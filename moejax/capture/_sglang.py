@@ -42,7 +42,8 @@ def load_sglang(paths: Any, *, num_experts: int | None = None) -> ExpertCounts:
         raise ValueError(f"{found[0][0]}: has {experts} experts, asked for {num_experts}")
     total = np.zeros((layers, experts), np.int64)
     for path, (counts, _) in found:
-        if path.suffix != ".csv" and counts.shape != total.shape:
+        beyond = np.greater(counts.shape, total.shape).any()
+        if beyond or path.suffix != ".csv" and counts.shape != total.shape:
             raise ValueError(
                 f"{path}: counts [layers, experts] = {counts.shape}, others {total.shape}"
             )
@@ -100,7 +101,10 @@ def _counts_of(path: Path) -> tuple[np.ndarray, int | None]:
         counts = tensor(f"{path}: logical_count", value, ndim).astype(np.int64)
         if counts.min() < 0:
             raise ValueError(f"{path}: logical_count = {counts.min()}: allowed is 0 or more")
-        return counts.reshape(-1, *counts.shape[-2:]).sum(0), int(content.get("rank", 0))
+        rank = content.get("rank", 0)
+        if not isinstance(rank, int):
+            raise ValueError(f"{path}: rank = {rank!r}: allowed is a whole number")
+        return counts.reshape(-1, *counts.shape[-2:]).sum(0), rank
     records, to_logical = _records(path, content)
     total = np.zeros((len(to_logical), int(to_logical.max()) + 1), np.int64)
     for index, record in enumerate(records):

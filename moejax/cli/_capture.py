@@ -48,9 +48,12 @@ def add_parser(commands) -> None:
     parser.set_defaults(run=run)
 
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """How a checkpoint is loaded."""
-    parser.add_argument("--dtype", default="auto", help="auto (default), float32, bfloat16, ...")
+    parser.add_argument("--dtype", default="auto", help=f"{', '.join(DTYPES)} (default auto)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, auto (accelerate)")
 
 
@@ -60,9 +63,7 @@ def run(options: argparse.Namespace) -> None:
     prompts = [line for line in read_text(options.prompts).splitlines() if line.strip()]
     if not prompts:
         raise ValueError(f"{options.prompts}: holds no prompt")
-    out = Path(options.out)
-    if not out.parent.is_dir():
-        raise ValueError(f"{out}: no such folder")
+    out = writable(options.out)
     tokenizer, model = load(options)
     torch = importlib.import_module("torch")
     torch.manual_seed(options.seed)
@@ -94,6 +95,16 @@ def run(options: argparse.Namespace) -> None:
     )
 
 
+def writable(path: str) -> Path:
+    """A file to write, looked at before hours of work. **Raises:** `ValueError` in one line."""
+    out = Path(path)
+    if not out.parent.is_dir():
+        raise ValueError(f"{out}: no such folder")
+    if out.is_dir():
+        raise ValueError(f"{out}: is a folder, allowed is a file")
+    return out
+
+
 def read_text(path: str) -> str:
     """A UTF-8 file. **Raises:** `ValueError` where it is not one."""
     try:
@@ -109,9 +120,10 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
     """
     transformers = require_transformers()
     torch = importlib.import_module("torch")
-    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype, None)
-    if dtype != "auto" and not isinstance(dtype, torch.dtype):
-        raise ValueError(f"--dtype {options.dtype}: allowed is auto, float32, bfloat16, float16")
+    if options.dtype not in DTYPES:
+        raise ValueError(f"--dtype {options.dtype}: allowed is {', '.join(DTYPES)}")
+    dtype = "auto" if options.dtype == "auto" else getattr(torch, options.dtype)
+    _check_device(torch, options.device)
     transformers.logging.set_verbosity_error()
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()
@@ -121,10 +133,21 @@ def load(options: argparse.Namespace) -> tuple[Any, Any]:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             options.model, dtype=dtype, **placed
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except Exception as error:  # whatever a config, an index or a file of weights is broken by
         why = " ".join(str(error).split())[:300]
         raise ValueError(f"{options.model}: no model to load ({why})") from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     model = model if placed else model.to(options.device)
     return tokenizer, model.eval()
+
+
+def _check_device(torch: Any, device: str) -> None:
+    try:
+        # A meta device has no memory, and an absent one no way to make a tensor.
+        fine = device == "auto" or torch.empty(1, device=device).device.type != "meta"
+        why = "it holds no weights"
+    except Exception as error:  # torch asserts, or raises what its backend does
+        fine, why = False, " ".join(str(error).split())[:120]
+    if not fine:
+        raise ValueError(f"--device {device}: allowed is cpu, auto, or a GPU that is here ({why})")

@@ -4,13 +4,12 @@ import argparse
 import json
 import math
 import time
-from pathlib import Path
 
 import numpy as np
 
 from moejax.capture import Fidelity, fidelity, load_gate
-from moejax.cli._capture import add_model_options, load, read_text
-from moejax.cli._format import table, use_cache, whole
+from moejax.cli._capture import add_model_options, load, read_text, writable
+from moejax.cli._format import finite, table, use_cache, whole
 from moejax.cli._progress import progress_line
 from moejax.gating import LayerCosts
 
@@ -46,9 +45,9 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--expert-rows", type=whole(0), default=64, help="tokens to run all experts on (default 64)"
     )
-    parser.add_argument("--gate-step-us", type=float, help="modelled time of a step of the gate")
-    parser.add_argument("--visit-us", type=float, help="modelled time of a token on a node")
-    parser.add_argument("--rest-us", type=float, default=0.0, help="of a step outside MoE layers")
+    parser.add_argument("--gate-step-us", type=finite, help="modelled time of a step of the gate")
+    parser.add_argument("--visit-us", type=finite, help="modelled time of a token on a node")
+    parser.add_argument("--rest-us", type=finite, default=0.0, help="of a step outside MoE layers")
     parser.add_argument("-o", "--out", metavar="JSON", help="write the numbers, too")
     add_model_options(parser)
     parser.set_defaults(run=run)
@@ -58,6 +57,7 @@ def run(options: argparse.Namespace) -> None:
     """Prints one row per metric."""
     use_cache()
     started = time.monotonic()
+    out = None if options.out is None else writable(options.out)
     gate = load_gate(options.gate)
     text = read_text(options.text)
     tokenizer, model = load(options)
@@ -79,12 +79,12 @@ def run(options: argparse.Namespace) -> None:
         f"{len(tokens) // options.batch * options.batch} windows of {options.length} tokens, "
         f"{options.batch} side by side; {time.monotonic() - started:.1f} s"
     )
-    if options.out is not None:
+    if out is not None:
         rows = {name: measure._asdict() for name, measure in found.measures.items()}
         for row in rows.values():
             row["half"] = None if math.isnan(row["half"]) else row["half"]
-        Path(options.out).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-        print(f"wrote {options.out}")
+        out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        print(f"wrote {out}")
 
 
 def _windows(tokenizer, text: str, options: argparse.Namespace) -> np.ndarray:

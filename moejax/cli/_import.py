@@ -41,13 +41,27 @@ def add_parser(commands) -> None:
     parser.add_argument("--num-experts", type=whole(1), help="of a layer, where files do not say")
     parser.add_argument("--top-k", type=whole(1), help="of a token, where files do not say")
     parser.add_argument("--kind", choices=["logits", "probabilities", "ids"], help="of an array")
-    parser.add_argument("--phase", choices=list(capture.PHASES), default="all", help="vllm only")
+    parser.add_argument(
+        "--phase", choices=list(capture.PHASES), help="valid tokens (vllm only; all)"
+    )
     parser.set_defaults(run=run)
+
+
+_TAKES = {
+    "sglang": ("num_experts",),
+    "vllm": ("num_experts", "phase"),
+    "llama.cpp": ("num_experts", "top_k"),
+    "array": ("num_experts", "top_k", "kind"),
+}
+"""Options that say what a format's files do not; the other formats take none."""
 
 
 def run(options: argparse.Namespace) -> None:
     """Reads, writes and says what there was."""
     use_cache()
+    for name in ("num_experts", "top_k", "kind", "phase"):
+        if getattr(options, name) is not None and name not in _TAKES.get(options.format, ()):
+            raise ValueError(f"--{name.replace('_', '-')} says nothing of {options.format} files")
     out = Path(options.out)
     if out.suffix not in (".npz", ".csv"):
         raise ValueError(f"--out {out}: allowed endings are .npz (trace) and .csv (counts)")
@@ -77,7 +91,8 @@ def _read(options: argparse.Namespace) -> routing.RoutingTrace | capture.ExpertC
         return capture.load_sglang_trace(options.files)
     if options.format == "vllm":
         _need(options, "num_experts")
-        return capture.load_routed_experts(options.files, options.num_experts, phase=options.phase)
+        phase = options.phase or "all"
+        return capture.load_routed_experts(options.files, options.num_experts, phase=phase)
     if len(options.files) != 1:
         raise ValueError(f"{len(options.files)} files: allowed is one for {options.format}")
     (file,) = options.files
