@@ -165,7 +165,7 @@ def compare(
         )
     for each in (system, believed):
         if isinstance(each, System):
-            _check_table(model, each, workload)
+            _check_table(model, each, workload, any(policy.shared_on_pim for policy in chosen))
     if isinstance(believed, System) and believed.num_gpus != system.num_gpus:
         raise ValueError(
             f"believed.num_gpus = {believed.num_gpus}: allowed is that of the system, "
@@ -286,17 +286,21 @@ def _score_alike(
     return jax.vmap(score)(jax.tree.map(lambda *x: jnp.stack(x), *decisions))
 
 
-def _check_table(model: MoEModel, system: System, workload: Workload) -> None:
+def _check_table(model: MoEModel, system: System, workload: Workload, shared_on_pim: bool) -> None:
     """A table of GEMV times says here what it lacks; under tracing it would only yield NaN."""
-    pim, inner = system.pim, model.moe_intermediate
+    pim, precision = system.pim, model.precision
     if not isinstance(pim, TablePIM):
         return
-    for outputs, inputs in ((2 * inner, model.hidden), (model.hidden, inner)):
-        covered = pim.max_tokens(outputs, inputs)
-        if covered < workload.num_slots and not pim.extrapolate:
-            raise ValueError(
-                f"the PIM table covers {covered} tokens of {outputs} x {inputs}: allowed is "
-                f"max_batch = {workload.num_slots} or more (or extrapolate=True)"
-            )
-        bits = model.precision.expert_weight_bits, model.precision.activation_bits
-        pim.gemv_time(outputs, inputs, 1, weight_bits=bits[0], activation_bits=bits[1])
+    asked = [(model.moe_intermediate, precision.expert_weight_bits)]
+    if shared_on_pim and model.shared_intermediate:
+        asked.append((model.shared_intermediate, precision.weight_bits))
+    for inner, weight_bits in asked:
+        bits = dict(weight_bits=weight_bits, activation_bits=precision.activation_bits)
+        for outputs, inputs in ((2 * inner, model.hidden), (model.hidden, inner)):
+            covered = pim.max_tokens(outputs, inputs)
+            if covered < workload.num_slots and not pim.extrapolate:
+                raise ValueError(
+                    f"the PIM table covers {covered} tokens of {outputs} x {inputs}: allowed is "
+                    f"max_batch = {workload.num_slots} or more (or extrapolate=True)"
+                )
+            pim.gemv_time(outputs, inputs, 1, **bits)
