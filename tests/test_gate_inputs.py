@@ -43,6 +43,9 @@ EMPTY_ROW = np.where(np.arange(3)[:, None] == 1, -np.inf, GOOD["scores"]).astype
         (dict(extra_cost=np.zeros(3)), "extra_cost has shape"),
         (dict(valid=np.ones(4, bool)), "valid has shape"),
         (dict(enabled=np.ones(3, bool)), "enabled has shape"),
+        (dict(max_rows=-1), "max_rows = -1: allowed is a whole number, 0 or more"),
+        (dict(max_rows=2.5), "max_rows = 2.5"),
+        (dict(max_rows=np.ones(3, int)), "max_rows has shape"),
         (dict(share=np.eye(4) * 0.5), "row 0 of share sums to 0.5"),
         (dict(share=np.eye(4) - 0.1), r"share\[0, 1\] = -0.1"),
         (dict(share=np.eye(4)[None]), "share has shape"),
@@ -59,6 +62,23 @@ EMPTY_ROW = np.where(np.arange(3)[:, None] == 1, -np.inf, GOOD["scores"]).astype
 def test_impossible_input_is_named(changes, words):
     with pytest.raises(ValueError, match=words):
         gating.hardware_aware_top_k(**(GOOD | changes))
+
+
+def test_a_source_of_other_experts_is_named():
+    table = np.arange(5.0)
+    for experts in (1, 5):
+        source = gating.PartitionTimes(table, table, r_time=-1.0, num_experts=experts)
+        with pytest.raises(ValueError, match=rf"4 experts, the costs of the source \({experts}"):
+            gating.cost_aware_top_k(GOOD["scores"], source, top_k=2)
+
+
+def test_every_function_says_what_its_gradient_is():
+    words = ("radient", "ubgradient", "ifferentiable")
+    for name in gating.__all__:
+        public = getattr(gating, name)
+        if isinstance(public, type) or name == "router_options":  # options of a model, no arrays
+            continue
+        assert any(word in public.__doc__ for word in words), name
 
 
 def test_impossible_input_is_a_status_under_tracing():

@@ -118,8 +118,9 @@ def test_neighbor_sensitivity():
     # disjoint choices half of the time, near the odds of the first column's sign.
     positive = float((scores[:, 0] > 0).mean())
     assert float(found) == pytest.approx(2 * positive * (1 - positive), abs=0.12)
-    with pytest.raises(ValueError, match="batch = 25"):
-        metrics.neighbor_sensitivity(alone, scores, batch=25, key=jax.random.key(0))
+    for options, message in ((dict(batch=25), "batch = 25"), (dict(draws=0), "draws = 0")):
+        with pytest.raises(ValueError, match=message):
+            metrics.neighbor_sensitivity(alone, scores, **(given | options))
 
 
 def test_output_change_by_definition():

@@ -215,6 +215,52 @@ def test_bad_input():
         (dict(measure="model_kl"), "slopes go with the measure 'model_kl'"),
         (dict(measure="model_kl", slopes=scores), "slopes has shape"),
         (dict(measure="model_kl", slopes=scores[None], heldout=scores), "needs its slopes"),
+        (dict(scores=scores * jnp.nan), "scores are NaN or infinite"),
+        (dict(learning_rate=0.0), "learning_rate = 0"),
+        (dict(temperature=0.0), "temperature = 0"),
+        (dict(ray=(1.0, -1.0)), "ray = .*both below 0"),
+        (dict(ray=(-1.0,)), "ray = "),
+        (dict(heldout=scores[:, :8]), "batch = 16"),
+        (dict(heldout=scores[:1]), "heldout: scores of 1 layers: allowed is 2"),
+        (dict(heldout=scores[..., :4]), "heldout: share has shape"),
+        (dict(heldout=scores.at[0, 0, 0].set(jnp.nan)), "heldout: scores are NaN"),
     ):
         with pytest.raises(ValueError, match=message):
             call(**options)
+
+
+@pytest.mark.parametrize(
+    "given, form, message",
+    [
+        (
+            Coefficients(jnp.ones((1, 1)), jnp.zeros((1, 1)), 0.0),
+            GateForm(),
+            "r_comp = .*or less",
+        ),
+        (Coefficients(jnp.zeros((1, 1)), jnp.nan, 0.0), GateForm(), "r_comm = nan: allowed is fin"),
+        (Coefficients(jnp.zeros((1, 1)), 0.0, 0.0), GateForm(soft=True), "softness = 0.0.*above 0"),
+        (Coefficients(jnp.zeros((1, 3)), 0.0, 0.0), GateForm(), r"r_comp has shape \(1, 3\)"),
+    ],
+)
+def test_coefficients_that_no_gate_takes(given, form, message):
+    scores, share = routed(0, 2, 32, EXPERTS), placed()
+    with pytest.raises(ValueError, match=message):
+        judge(scores, share, COSTS, given, batch=16, key=jax.random.key(0), form=form)
+
+
+def test_a_tuned_gate_takes_no_other_form():
+    scores, share = routed(0, 32, EXPERTS), placed()
+    with pytest.raises(TypeError, match="protect"):
+        tuned_gate(scores, share, COSTS, Coefficients(-1.0, 0.0, 0.0), protect=2)
+
+
+def test_losses_of_unknown_kind():
+    scores = routed(0, 4, EXPERTS)
+    loss = lambda *given: fidelity_loss(given[0], scores, scores, scores, *given[1:])
+    for given, message in (
+        (("masss", 2), "did you mean 'mass'"),
+        (("mass", EXPERTS + 1), f"top_k = {EXPERTS + 1}"),
+        (("model_kl", 2), "slopes are needed"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss(*given)

@@ -4,9 +4,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from moejax._checks import lookup
 from moejax._typing import Array, Float, Int
+from moejax.gating._validate import check_whole
 
 
 def _mass(chosen, original, first, scores, slopes):
@@ -57,7 +60,13 @@ def fidelity_loss(
     over the one it chooses now, which is how much further the renormalized choice is from the
     router's distribution; `"model_kl"`: nats of the model's own text, to second order, with
     renormalized combine weights and the `slopes` of `weight_slopes`. Exact gradient in `chosen`.
+
+    **Raises:** `ValueError` for an unknown measure, `top_k` out of range, and missing slopes.
     """
+    lookup("measure", measure, MEASURES)
+    check_whole("top_k", top_k, 1, np.shape(scores)[-1])
+    if measure == "model_kl" and slopes is None:
+        raise ValueError("slopes are needed for the measure 'model_kl' (see weight_slopes)")
     ids = lax.top_k(selection, top_k)[1]
     ones = lambda ids: jax.nn.one_hot(ids, scores.shape[-1], dtype=scores.dtype).sum(-2)
     return MEASURES[measure](chosen, ones(ids), ones(ids[..., :1]), scores, slopes)

@@ -75,7 +75,8 @@ def hardware_aware_top_k(
         of `num_groups` equal groups (static). Groups are judged by selection scores, by their best
         expert (`"max"`) or the sum of their two best (`"top2"`).
     - `enabled`: where False, the original top-k; the load is still counted. May be traced.
-    - `max_rows`: above so many valid tokens, too, the original top-k. May be traced.
+    - `max_rows`: above so many valid tokens, too, the original top-k. A whole number, 0 or more, or
+        None for no limit; may be traced.
     - `include_future_original`: the load seen by a chunk also holds the original choices of the
         tokens after it (static).
     - `axis_name`: axis of a `jax.shard_map` (or `jax.vmap`) that tokens are divided over. By
@@ -91,6 +92,10 @@ def hardware_aware_top_k(
 
     **Raises:** `ValueError` for the same where values are known, for `top_k` beyond the experts on
     offer, `protect` beyond `top_k`, and shapes that disagree.
+
+    Gradient: at fixed choices. `weights` exact in `scores`; `node_load` exact in `share`,
+    `token_time` and `initial_load`, zero in `scores`; zero in the coefficients and in what else
+    only chooses. For a gradient through the choices see `soft_top_k` and `tune`.
     """
     source = ResourceLoads.nodes(
         share, token_time=token_time, r_comp=r_comp, r_comm=r_comm, max_hosts=max_hosts
@@ -153,7 +158,9 @@ def cost_aware_top_k(
 
     **Returns:** `GateResult` whose `node_load` is the load of `source`.
 
-    **Raises:** `ValueError` as there.
+    **Raises:** `ValueError` as there, and for a source of another number of experts.
+
+    Gradient: as there, that of `node_load` by `source.update`.
     """
     options = Options(
         top_k, protect, chunk, combine, num_groups, top_groups, group_score, include_future_original
@@ -164,6 +171,7 @@ def cost_aware_top_k(
     validate.check_shape("extra_cost", extra_cost, shape[1:], shape)
     validate.check_shape("valid", valid, shape[:1])
     validate.check_shape("enabled", enabled, ())
+    validate.check_limit("max_rows", max_rows)
     check_non_negative("gate", "scaling", scaling)
     inputs = Inputs(
         jnp.asarray(scores),

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from moejax._checks import as_float, lookup
+from moejax._status import is_traced
 from moejax._typing import Array, Float, FloatScalar, PRNGKeyArray
 from moejax.gating._fidelity import MEASURES, deal
 from moejax.gating._functional import cost_aware_top_k, hardware_aware_top_k
@@ -60,16 +61,17 @@ def tuned_gate(
     - `form`: the one they were tuned for (static).
     - `options`: of `hardware_aware_top_k`, for instance `combine` or `valid`.
 
-    **Returns**, **raises:** as `hardware_aware_top_k`.
+    **Returns**, **raises**, gradient: as `hardware_aware_top_k`; `TypeError` for options that
+    `costs` and `form` decide.
     """
-    options |= dict(top_k=costs.top_k, protect=form.protect, chunk=form.chunk)
-    options |= dict(include_future_original=form.ahead)
+    fixed: dict[str, Any] = dict(top_k=costs.top_k, protect=form.protect, chunk=form.chunk)
+    fixed |= dict(include_future_original=form.ahead)
     rates = dict(r_comp=coefficients.r_comp, r_comm=coefficients.r_comm)
     rates |= dict(token_time=costs.token_time)
     if not form.soft:
-        return hardware_aware_top_k(scores, share, **rates, **options)
+        return hardware_aware_top_k(scores, share, **rates, **fixed, **options)
     source = SoftMakespan.nodes(share, softness=coefficients.softness, **rates)
-    return cost_aware_top_k(scores, source, **options)
+    return cost_aware_top_k(scores, source, **fixed, **options)
 
 
 class Data(NamedTuple):
@@ -118,9 +120,25 @@ def judge(
     if costs.token_time.ndim:
         raise ValueError("judge: costs of several settings: call it for each")
     data = make_data(scores, share, selection, layer_weight, batch, key, slopes)
-    shape = (np.shape(coefficients.r_comp)[0], layers)
+    shape = (np.shape(coefficients.r_comp) or (1,))[0], layers
+    _check_coefficients(coefficients, shape, form)
     given = jax.tree.map(lambda x: jnp.broadcast_to(as_float(x), shape), coefficients)
     return _judged(given, data, costs, form, measure)
+
+
+def _check_coefficients(coefficients: Coefficients, shape: tuple[int, int], form: GateForm) -> None:
+    for name, value in coefficients._asdict().items():
+        if np.shape(value) not in ((), shape, (shape[0], 1)):
+            raise ValueError(
+                f"judge: {name} has shape {np.shape(value)}: allowed is {shape} or {(shape[0], 1)}"
+            )
+        if is_traced(value) or (name == "softness" and not form.soft):
+            continue
+        numbers = np.asarray(value, np.float64)
+        sane = (numbers > 0) & (numbers < np.inf) if name == "softness" else numbers <= 0
+        if not (sane & np.isfinite(numbers)).all():
+            allowed = "above 0" if name == "softness" else "0 or less"
+            raise ValueError(f"judge: {name} = {value}: allowed is finite, {allowed}")
 
 
 @functools.partial(jax.jit, static_argnames=("form", "measure"))
@@ -139,6 +157,8 @@ def check(owner: str, scores, share, costs, batch, form, measure, slopes) -> int
             "tokens, experts]"
         )
     layers, tokens, experts = scores.shape
+    if not is_traced(scores) and not bool(jnp.all(jnp.isfinite(scores))):
+        raise ValueError(f"{owner}: scores are NaN or infinite somewhere: allowed is finite")
     shape = np.shape(share)
     if shape[:-1] not in ((experts,), (layers, experts)):
         raise ValueError(

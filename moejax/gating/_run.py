@@ -122,6 +122,11 @@ def _select(inputs: Inputs, source: AbstractCostSource, options: Options):
         extra = jnp.where(penalized, _widened(lax.stop_gradient(inputs.extra)), 0)
         adjusted = _nan_highest(jnp.where(valid[:, None], score - extra, 0))
     start = _start(source, inputs.load)
+    cost = jax.eval_shape(lambda source, load: source.cost(load), source, start)
+    if cost.shape != score.shape[1:]:
+        raise ValueError(
+            f"scores has {score.shape[1]} experts, the costs of the source {cost.shape}"
+        )
     problem = Problem(
         adjusted,
         valid,

@@ -70,7 +70,7 @@ def tune(
         nats of the model's text, which needs `slopes` and knows no `heldout`.
     - `per_layer`: coefficients for each layer, or one set for all.
     - `form`: the gate they are for (static).
-    - `ray`: (r_comp, r_comm) whose multiples the search starts from.
+    - `ray`: (r_comp, r_comm), both below 0, whose multiples the search starts from.
     - `selection`: from scores to the selection scores that the gate compares, for instance
         `squared_weights`; default the scores themselves.
     - `layer_weight`: [layers], what a unit of loss in each layer counts; default 1 / layers each,
@@ -93,8 +93,20 @@ def tune(
     budgets = jnp.atleast_1d(as_float(budgets))
     check_positive("tune", "budgets", budgets)
     check_whole("steps", steps, 1, np.inf)
+    check_positive("tune", "learning_rate", learning_rate)
+    if temperature is not None:
+        check_positive("tune", "temperature", temperature)
+    if np.shape(ray) != (2,) or not all(-np.inf < rate < 0 for rate in ray):
+        raise ValueError(f"tune: ray = {ray}: allowed is (r_comp, r_comm), both below 0")
     if slopes is not None and heldout is not None:
         raise ValueError("tune: 'model_kl' of a heldout trace needs its slopes: see judge")
+    if heldout is not None:
+        heldout = jnp.asarray(heldout)
+        check("tune, heldout", heldout, share, costs, batch, form, measure, slopes)
+        if heldout.shape[0] != scores.shape[0]:
+            raise ValueError(
+                f"tune, heldout: scores of {heldout.shape[0]} layers: allowed is {scores.shape[0]}"
+            )
     fit_key, heldout_key = jax.random.split(key)
     fit = make_data(scores, share, selection, layer_weight, batch, fit_key, slopes)
     batches = fit.scores.shape[1]
@@ -110,7 +122,7 @@ def tune(
     logs, found = search.run(problem, flat, budgets, start, static, progress or (lambda *_: None))
     other = None
     if heldout is not None:
-        judged = make_data(jnp.asarray(heldout), share, selection, layer_weight, batch, heldout_key)
+        judged = make_data(heldout, share, selection, layer_weight, batch, heldout_key)
         other = search.judged(logs, problem._replace(data=judged), flat, static)
     back = lambda x: x.reshape(*settings, *x.shape[1:])
     named = jax.tree.map(back, search.coefficients(logs, static.form))

@@ -21,6 +21,15 @@ def check_whole(name: str, value: Any, low: int, high: float, why: str = "") -> 
         raise ValueError(f"{name} = {value!r}: allowed is a whole number, {low}{upper}{why}")
 
 
+def check_limit(name: str, value: Any) -> None:
+    """Raises `ValueError` unless `value` is None or one whole number, 0 or more. Tracers pass."""
+    check_shape(name, value, ())
+    if value is None or is_traced(value):
+        return
+    if not np.issubdtype(np.asarray(value).dtype, np.integer) or value < 0:
+        raise ValueError(f"{name} = {value!r}: allowed is a whole number, 0 or more, or None")
+
+
 def check_share(share: Any) -> None:
     """Raises `ValueError` unless `share` is [experts, nodes] and every row distributes 1."""
     shape = np.shape(share)

@@ -42,7 +42,7 @@ def top_k_overlap(
     """Mean over tokens of the part of the original choices that was kept, |o and h| / k.
 
     k counts the choices of a token that are not padding. **Arguments, raises:** as
-    `top1_retention`. **Returns:** 0 to 1.
+    `top1_retention`. **Returns:** 0 to 1. Zero gradient.
     """
     kept, mask = _kept(original_ids, adjusted_ids, mask)
     number = (jnp.asarray(original_ids) >= 0).sum(-1)
@@ -57,7 +57,7 @@ def changed_ratio(
 ) -> FloatScalar:
     """Fraction of tokens that lost at least one original choice.
 
-    **Arguments, raises:** as `top1_retention`. **Returns:** 0 to 1.
+    **Arguments, raises:** as `top1_retention`. **Returns:** 0 to 1. Zero gradient.
     """
     kept, mask = _kept(original_ids, adjusted_ids, mask)
     chosen = jnp.asarray(original_ids) >= 0
@@ -72,7 +72,7 @@ def replacement_ratio(
 ) -> Float[Array, " top_k"]:
     """Fraction of tokens that lost their original choice of each rank, strongest first.
 
-    **Arguments, raises:** as `top1_retention`. **Returns:** [top_k], each 0 to 1.
+    **Arguments, raises:** as `top1_retention`. **Returns:** [top_k], each 0 to 1. Zero gradient.
     """
     kept, mask = _kept(original_ids, adjusted_ids, mask)
     counted = mask[..., None] & (jnp.asarray(original_ids) >= 0)
@@ -128,8 +128,10 @@ def neighbor_sensitivity(
 
     **Returns:** 0 to 1. Zero gradient.
 
-    **Raises:** `ValueError` for a batch that the tokens do not fill.
+    **Raises:** `ValueError` for a batch that the tokens do not fill, and for no draws.
     """
+    if draws < 1:
+        raise ValueError(f"draws = {draws}: allowed is 1 or more")
     tokens = scores.shape[0]
     if not 1 <= batch <= tokens:
         raise ValueError(f"batch = {batch}: allowed is 1 to the {tokens} tokens there are")
