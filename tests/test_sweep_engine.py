@@ -158,6 +158,19 @@ class TestMistakes:
                 lambda: Sweep([samples(2, Range("x", 0, 1))], nothing).set({"x": [1, 2, 3]}),
                 "x is sampled: allowed are its two ends",
             ),
+            (
+                lambda: Sweep([samples(2, Range("x", 0, 1))], nothing).set({"x": [0.5, 1]}),
+                "x is sampled: allowed are its two ends",
+            ),
+            (
+                lambda: Sweep([Axis("x", [1])], nothing).set({"x": sweep.parse_values("1:5")}),
+                "axis 'x' = 1:5 is not sampled: allowed are values",
+            ),
+            (
+                lambda: Sweep([Axis("x", [1])], nothing).set({"seeds": sweep.parse_values("1:5")}),
+                "seeds = 1:5: low:high is for what is sampled",
+            ),
+            (lambda: Axis("x", [1.0, float("nan")]), "axis 'x' has nan: allowed are numbers"),
         ],
     )
     def test_of_a_definition(self, make, said):
@@ -215,6 +228,8 @@ class TestMistakes:
             (dict(shard="0/2"), "shard = '0/2'"),
             (dict(shard="two"), "shard = 'two'"),
             (dict(memory=-1), "memory = -1"),
+            (dict(memory=float("inf")), "memory = inf"),
+            (dict(progress="bar"), "progress = 'bar': allowed are a function, True, False"),
             (dict(memory=1), "choose a smaller width"),
             (dict(resume=False), "resume=False without out"),
         ],

@@ -229,6 +229,17 @@ class TestHost:
         np.testing.assert_allclose(result["y"], 3 * b + 3 * weight + result["seed"])
         assert sorted(calls) == [(1.0, 10), (1.0, 20), (2.0, 10), (2.0, 20)]
 
+    def test_results_that_are_not_those_of_the_first_are_refused(self):
+        made = {1: dict(p=1.0), 2: dict(p=2.0, extra=0.0), 3: dict(q=3.0), 4: 5.0}
+        twice = lambda p: dict(twice=2 * p)
+        fn = lambda c, key: dict(y=c["p"] * c["twice"] + 0 * c["a"])
+        first = lambda a: made[int(a)]
+        result = sweep.run(Sweep([Axis("a", list(made))], fn, prepare=[first, twice]))
+        np.testing.assert_array_equal(result["y"], [2, np.nan, np.nan, np.nan])
+        told = "failed: prepare gave {}: the first result has ['p']"
+        gave = ["['p', 'extra']", "['q']", "a float"]
+        assert result["status"].tolist() == ["ok", *(told.format(text) for text in gave)]
+
     def test_large_results_of_prepare_are_shared_by_a_tile(self):
         make = lambda b: dict(table=np.full((300, 100), b, np.float32))
         fn = lambda c, key: dict(x=c["table"][1, 2] * c["a"])

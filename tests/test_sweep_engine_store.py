@@ -494,6 +494,24 @@ class TestCommand:
         told = f"{tmp_path}/out: {rows} of 3 rows; the same command goes on from here\n"
         assert out == told and rows < 3
 
+    @pytest.mark.parametrize("fresh", [False, True])
+    def test_interrupted_before_its_first_row(self, command, tmp_path, fresh):
+        stops = "def stop(x):\n    raise KeyboardInterrupt\n\n\ndef summary"
+        text = FILE.replace("width=1", "width=1, prepare=stop").replace("def summary", stops)
+        (tmp_path / "file.py").write_text(text)
+        again = "the command without --fresh" if fresh else "the same command"
+        status, out, errors = command(*["--fresh"] * fresh)
+        assert (status, errors) == (130, "moejax run: interrupted\n")
+        assert out == f"{tmp_path}/out: 0 of 3 rows; {again} goes on from here\n"
+
+    def test_a_misspelt_option(self, command):
+        with pytest.raises(SystemExit, match="2"):
+            command("--chunks=3")
+        with contextlib.redirect_stderr(io.StringIO()) as errors, pytest.raises(SystemExit):
+            main(["run", "file.py", "--resme"])
+        told = "moejax run: unrecognized arguments: --resme; did you mean '--resume'?"
+        assert errors.getvalue().startswith(told)
+
     def test_rows_that_are_not_okay_are_told(self, command, tmp_path):
         text = FILE.replace("width=1", "width=1, prepare=prepare").replace(
             "def summary",

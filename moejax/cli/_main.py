@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from moejax._checks import nearest
 from moejax.cli import (
     _best,
     _capture,
@@ -50,7 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in _COMMANDS:
         command.add_parser(commands)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen = commands.choices[options.command]
+        flags = [flag for action in chosen._actions for flag in action.option_strings]
+        hint = nearest(unknown[0].partition("=")[0], flags)
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         status = options.run(options) or 0
         sys.stdout.flush()

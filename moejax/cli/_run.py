@@ -21,7 +21,8 @@ def add_parser(commands) -> None:
         help="run a sweep file: rows that last, a summary, pictures",
         description="Runs a sweep file and writes its rows to OUT/parts. Whatever stops it, the "
         "same command goes on where it was. The last process of several draws the pictures.",
-        epilog="VALUES: 1,2,4 or names; low:high:count[:log]; low:high where it is sampled.",
+        epilog="VALUES: 1,2,4 or names; low:high:count[:log]; low:high where it is sampled. "
+        "seeds=16 are the seeds 0 to 15, as in a sweep file; seeds=3,5 are these two.",
     )
     parser.add_argument("file", help="for example sweeps/quickstart.py")
     parser.add_argument("--out", metavar="DIR", help="default: results/NAME")
@@ -57,8 +58,10 @@ def run(options: argparse.Namespace) -> None:
     try:
         result = _run(made, out, options)
     except KeyboardInterrupt:
-        rows = sweep.load(out, partial=True).num_rows
-        print(f"{out}: {rows} of {made.num_rows} rows; the same command goes on from here")
+        # It may have come before there was a manifest, in a long `prepare`.
+        rows = sweep.load(out, partial=True).num_rows if (out / "manifest.json").is_file() else 0
+        again = "the command without --fresh" if options.fresh else "the same command"
+        print(f"{out}: {rows} of {made.num_rows} rows; {again} goes on from here")
         raise
     _say(result, out)
     if not result.complete:

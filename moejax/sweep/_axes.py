@@ -1,7 +1,7 @@
 """Axes: a name, the values that a sweep takes it through, and how `fn` gets them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,16 @@ def logspace(low: float, high: float, count: int) -> np.ndarray:
             f"logspace({low}, {high}, {count}): allowed are positive numbers, count 1+"
         )
     return np.geomspace(low, high, count)
+
+
+class Ends(NamedTuple):
+    """`low:high` of a command line: the ends of what is sampled, and not two values."""
+
+    low: Any
+    high: Any
+
+    def __str__(self) -> str:
+        return f"{self.low}:{self.high}"
 
 
 class Axis:
@@ -40,8 +50,8 @@ class Axis:
     Text that is neither static, inner nor resolved is for the host alone: `prepare` and `about` see
     it, `fn` does not.
 
-    **Raises:** `ValueError` for no values, or kinds that do not mix; in all but `zipped` for equal
-    ones.
+    **Raises:** `ValueError` for no values, kinds that do not mix, or NaN; in all but `zipped` for
+    equal ones.
     """
 
     def __init__(
@@ -90,6 +100,11 @@ class Axis:
 
     def with_values(self, values: Any) -> "Axis":
         """The same axis through other values; labels pick from those it knows."""
+        if isinstance(values, Ends):
+            raise ValueError(
+                f"axis {self.name!r} = {values} is not sampled: allowed are values with commas "
+                "between them, or low:high:count"
+            )
         values = [values] if isinstance(values, str) or is_number(values) else values
         if self.named is not None and not isinstance(values, Mapping):
             for value in values:
@@ -127,7 +142,9 @@ class Axis:
         return digest(self.labels if self.is_number else [list(self.labels), list(self.seen)])
 
     def _check_fits(self) -> None:
-        """Before a large whole number is cut without a word."""
+        """Before a large whole number is cut without a word, or NaN is a row's configuration."""
+        if np.isnan(self.labels).any():
+            raise ValueError(f"axis {self.name!r} has nan: allowed are numbers")
         try:
             split(self.labels)
         except ValueError:

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import math
 import platform
@@ -16,18 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.sweep._sweep import Sweep
-from moejax.sweep._values import digest
 
 
 FORMAT = 1
 
 
-def config_of(sweep: Sweep, width: int, platform_name: str) -> dict[str, Any]:
+def config_of(
+    sweep: Sweep, functions: dict[str, str], width: int, platform_name: str
+) -> dict[str, Any]:
     """Everything that decides the rows: design, functions by content, versions, precision."""
-    functions = {
-        "fn": sweep.fn, "columns": sweep.columns, "about": sweep.about, "where": sweep.where,
-    }  # fmt: skip
-    functions |= {f"prepare.{at}": step for at, step in enumerate(sweep.prepare)}
     return _plain(
         {
             "format": FORMAT,
@@ -36,7 +32,7 @@ def config_of(sweep: Sweep, width: int, platform_name: str) -> dict[str, Any]:
             "width": width,
             "bucket": list(sweep.bucket),
             "options": {name: option(value) for name, value in sweep.options.items()},
-            "functions": {name: code(fn) for name, fn in functions.items() if fn is not None},
+            "functions": functions,
             "versions": versions(),
             "platform": platform_name,
             "float": str(jnp.result_type(float)),
@@ -79,34 +75,11 @@ def versions() -> dict[str, str]:
     return found
 
 
-def code(fn: Any) -> str:
-    """SHA-256 of a function's source, or of its content where it is an object."""
-    fn = inspect.unwrap(fn)
-    if isinstance(fn, functools.partial):
-        return _sha(code(fn.func), digest([fn.args, fn.keywords]))
-    try:
-        return _sha(inspect.getsource(fn))
-    except (TypeError, OSError):
-        pass
-    if hasattr(fn, "__code__"):
-        return _sha(_bytecode(fn.__code__))
-    return _sha(code(type(fn).__call__), digest(fn))
-
-
-def _bytecode(found: Any) -> str:
-    inner = [_bytecode(c) if inspect.iscode(c) else repr(c) for c in found.co_consts]
-    return f"{found.co_code.hex()} {inner} {found.co_names}"
-
-
 def option(value: Any) -> Any:
     """An option of a sweep file: itself, with the content of the file where it names one."""
     if isinstance(value, str) and value and Path(value).is_file():
         return {"file": value, "content": hashlib.sha256(Path(value).read_bytes()).hexdigest()}
     return value
-
-
-def _sha(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

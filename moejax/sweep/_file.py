@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from moejax._checks import nearest
-from moejax.sweep._axes import logspace
+from moejax.sweep._axes import Ends, logspace
 from moejax.sweep._sweep import Sweep
 
 
@@ -95,7 +95,7 @@ def _range(text: str) -> Any:
             f"values {text!r}: allowed are low:high:count, low:high:count:log, low:high"
         )
     if len(numbers) == 2:
-        return tuple(numbers)
+        return Ends(*numbers)
     return logspace(*numbers) if log else np.linspace(*numbers)
 
 

@@ -99,9 +99,9 @@ class HostFunction:
     def __init__(
         self, role: str, fn: Callable[..., Any], calls: Calls, earlier: "Mapping[str, HostFunction]"
     ):
-        self._fn, self._calls, self._earlier = fn, calls, dict(earlier)
+        self._role, self._fn, self._calls, self._earlier = role, fn, calls, dict(earlier)
         self._found: OrderedDict[int, Any] = OrderedDict()
-        self._bytes = 0
+        self._bytes, self._names = 0, None
         self._parameters = check_parameters(role, fn, [*calls.known, *earlier])
         columns: dict[str, None] = {}
         for name in self._parameters:
@@ -115,9 +115,8 @@ class HostFunction:
         at = int(self.ids[call])
         if at not in self._found:
             try:
-                self._found[at] = self._fn(
-                    **{name: self._argument(name, call) for name in self._parameters}
-                )
+                arguments = {name: self._argument(name, call) for name in self._parameters}
+                self._found[at] = self._checked(self._fn(**arguments))
             except ValueError as error:
                 self._found[at] = error
             self._bytes += _size(self._found[at])
@@ -127,6 +126,23 @@ class HostFunction:
             self._bytes -= _size(self._found.popitem(last=False)[1])
         if isinstance(found, ValueError):
             raise found
+        return found
+
+    def name_results(self) -> list[str]:
+        """Names of what it makes, those of its first result; from now on others are refused.
+
+        **Raises:** `ValueError` where that is no dict.
+        """
+        found = self.any_result()
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+            raise ValueError(f"{self._role} gave a {type(found).__name__}: allowed is a dict")
+        self._names = list(found)
+        return self._names
+
+    def _checked(self, found: Any) -> Any:
+        if self._names is not None and (not isinstance(found, dict) or {*found} != {*self._names}):
+            gave = list(found) if isinstance(found, dict) else f"a {type(found).__name__}"
+            raise ValueError(f"{self._role} gave {gave}: the first result has {self._names}")
         return found
 
     def _argument(self, name: str, call: int) -> Any:
@@ -154,9 +170,7 @@ class Prepared:
         self.made: dict[str, HostFunction] = {}
         for fn in functions:
             step = HostFunction("prepare", fn, calls, self.made)
-            found = step.any_result()
-            if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-                raise ValueError(f"prepare gave a {type(found).__name__}: allowed is a dict")
+            found = step.name_results()
             for name in found:
                 if name in calls.known or name in self.made:
                     raise ValueError(f"prepare gave {name!r}, which is there already")

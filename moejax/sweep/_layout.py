@@ -32,6 +32,10 @@ class Config(dict):
         self.read.add(name)
         return super().get(name, default)
 
+    def pop(self, name: str, *default: Any) -> Any:
+        self.read.add(name)
+        return super().pop(name, *default)
+
     def __iter__(self) -> Iterator[str]:
         self.read.update(super().keys())
         return super().__iter__()

@@ -13,7 +13,7 @@ def budget_of(devices: Sequence[Any], given: float | None) -> float:
     **Raises:** `ValueError` unless it is positive.
     """
     if given is not None:
-        if not given > 0:
+        if not 0 < given < float("inf"):
             raise ValueError(f"run: memory = {given}: allowed are positive numbers of bytes")
         return float(given)
     known = [device.memory_stats() or {} for device in devices]

@@ -57,6 +57,8 @@ def run(
     """
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise ValueError(f"run: chunk = {chunk!r}: allowed is a whole number from 1")
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise ValueError(f"run: progress = {progress!r:.60}: allowed are a function, True, False")
     if out is None and not resume:
         raise ValueError("run: resume=False without out: there is nothing to resume")
     used = _devices(devices)
@@ -71,8 +73,10 @@ def run(
             # Before an hour of preparing, not after it.
             Path(out).mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(Path(out), (at, count)))
+        # As they are now: host functions may fill tables of their own.
+        functions = sweep.functions
         plan = Plan(sweep, sweep.prepared())
-        config = _config.config_of(sweep, plan.width, used[0].platform)
+        config = _config.config_of(sweep, functions, plan.width, used[0].platform)
         manifest = _folder.manifest_of(sweep, config, plan.num_tiles, file)
         tiles = shard_of(plan.num_tiles, (at, count))
         stop = stack.enter_context(Stop())

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from moejax.sweep._axes import Axis
+from moejax.sweep._values import is_number
 
 
 METHODS = ("sobol", "random")
@@ -69,11 +70,11 @@ class Samples:
         return {"samples": ranges, **same, "content": [axis.content() for axis in self.axes]}
 
     def changed(self, changes: Mapping[str, Any]) -> "Samples":
-        """Other ends for some ranges: `name: (low, high)`."""
+        """Other ends for some ranges: `name: (low, high)`, a tuple: a list would be values."""
         ranges = []
         for made in self.ranges:
             ends = changes.get(made.name, (made.low, made.high))
-            if np.shape(ends) != (2,):
+            if not (isinstance(ends, tuple) and len(ends) == 2 and all(map(is_number, ends))):
                 raise ValueError(f"{made.name} is sampled: allowed are its two ends, low:high")
             ranges.append(Range(made.name, *ends, log=made.log, whole=made.whole))
         return Samples(self.count, tuple(ranges), self.method, self.seed)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from moejax._checks import nearest
-from moejax.sweep._axes import Axis
+from moejax.sweep._axes import Axis, Ends
+from moejax.sweep._code import code, functions_in
 from moejax.sweep._design import Product, axes_of, bound, changed, product, table_of
 from moejax.sweep._host import SEED, Calls, HostFunction, Prepared, check_parameters, with_fields
 
@@ -116,6 +117,17 @@ class Sweep:
         asked = [inspect.signature(fn).parameters for fn in functions if fn is not None]
         return set().union(*asked)
 
+    @functools.cached_property
+    def functions(self) -> dict[str, str]:
+        """SHA-256 of every function by role: as they are before the first of them runs."""
+        found = {"fn": self.fn, "columns": self.columns, "about": self.about, "where": self.where}
+        found |= {f"prepare.{at}": step for at, step in enumerate(self.prepare)}
+        made = {name: code(fn) for name, fn in found.items() if fn is not None}
+        for axis in self.axes:
+            if not axis.is_number and (content := functions_in(list(axis.seen))):
+                made[f"axis {axis.name}"] = content
+        return made
+
     def prepared(self) -> Prepared:
         """A fresh cache of what `prepare` gives."""
         return Prepared(self.prepare, self.calls)
@@ -134,6 +146,10 @@ class Sweep:
             if name not in (*known, *own):
                 hint = nearest(name, (*known, *own))
                 raise ValueError(f"no axis {name!r}{hint} (known: {', '.join((*known, *own))})")
+            if name in own and isinstance(changes[name], Ends):
+                raise ValueError(
+                    f"{name} = {changes[name]}: allowed is low:high for what is sampled"
+                )
         options: dict[str, Any] = dict(
             prepare=self.prepare, about=self.about, columns=self.columns, where=self.where
         )
