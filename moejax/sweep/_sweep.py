@@ -147,9 +147,7 @@ class Sweep:
                 hint = nearest(name, (*known, *own))
                 raise ValueError(f"no axis {name!r}{hint} (known: {', '.join((*known, *own))})")
             if name in own and isinstance(changes[name], Ends):
-                raise ValueError(
-                    f"{name} = {changes[name]}: allowed is low:high for what is sampled"
-                )
+                raise ValueError(f"{name} = {changes[name]}: low:high is for what is sampled")
         options: dict[str, Any] = dict(
             prepare=self.prepare, about=self.about, columns=self.columns, where=self.where
         )
