@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from moejax import report
 from moejax.report import Selection, evaluate
+from moejax.report._average import half_width
 
 
 TABLE = {
@@ -339,3 +340,10 @@ def test_objectives_of_the_page():
     assert "least throughput_per_gpu_tok_s; means over seed" in page.text
     with pytest.raises(ValueError, match="did you mean 'tbt_ms'"):
         report.report(swept(), minimize=["tbt"])
+
+
+def test_intervals_of_infinite_numbers_are_not_known():
+    column, group = np.array([1.0, 3.0, np.inf, 2.0, np.inf, np.inf]), np.array([0, 0, 1, 1, 2, 2])
+    # Student's t of one degree of freedom at 97.5 %: 12.706.
+    half = half_width(column, group)
+    assert half[0] == pytest.approx(12.706, abs=1e-3) and np.isnan(half[1:]).all()

@@ -215,8 +215,16 @@ class TestMistakes:
             sweep.run(Sweep(axes, fn, about=lambda text: dict(t=text), **options))
         assert said in str(error.value)
 
+    @pytest.mark.parametrize("chunk", [1, None])
+    @pytest.mark.parametrize("values", [("none", 1.0), (1.0, "none")])
+    def test_a_column_is_text_or_numbers(self, chunk, values):
+        about = lambda a: dict(place=values[int(a)])
+        made = Sweep([Axis("a", [0, 1])], lambda c, key: dict(x=c["a"]), about=about, width=1)
+        with pytest.raises(ValueError, match="column 'place' holds text for some configurations"):
+            sweep.run(made, chunk=chunk)
+
     def test_text_of_a_function_is_told_where_it_belongs(self):
-        with pytest.raises(TypeError, match="fn gave x = 'text': allowed are numbers"):
+        with pytest.raises(ValueError, match="fn gave x = 'text': allowed are numbers"):
             sweep.run(Sweep([Axis("a", [1.0])], lambda c, key: dict(x="text", y=c["a"])))
 
     @pytest.mark.parametrize(

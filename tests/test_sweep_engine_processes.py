@@ -241,11 +241,18 @@ def test_killed_at_random_moments_nothing_is_lost_or_twice(forked, expected):
     equal(sweep.load(forked[0] / "killed").columns, expected)
 
 
+FIRST = dict(JAX_COORDINATOR_ADDRESS="first:1234")
+OPEN_MPI_4 = dict(OMPI_MCA_orte_hnp_uri="1531576320.0;tcp://10.96.0.1:34911")
+OMPI = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+FOURTH = dict(num_processes=4, process_id=3)
+
+
 class TestLaunchers:
     @pytest.fixture(autouse=True)
     def nobody(self, monkeypatch):
+        ours = ("SLURM_", "OMPI_", "PMI_", "JAX_NUM_PROC", "JAX_PROCESS", "JAX_COORDINATOR")
         for name in list(os.environ):
-            if name.startswith(("SLURM_", "OMPI_", "PMI_", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")):
+            if name.startswith(ours):
                 monkeypatch.delenv(name)
 
     def test_alone(self, monkeypatch):
@@ -255,23 +262,29 @@ class TestLaunchers:
         assert not sweep.join_cluster()
 
     @pytest.mark.parametrize(
-        "names", [("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"), ("PMI_SIZE", "PMI_RANK")]
+        "launcher, given",
+        [
+            (dict(SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="3"), {}),
+            (dict(OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="3", **OPEN_MPI_4), {}),
+            (dict(OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="3", **FIRST), FOURTH),
+            (dict(PMI_SIZE="4", PMI_RANK="3", **FIRST), FOURTH),
+            (dict(JAX_NUM_PROCESSES="4", JAX_PROCESS_ID="3", **FIRST), FOURTH),
+        ],
     )
-    def test_a_launcher_is_seen(self, monkeypatch, names):
+    def test_a_launcher_is_seen(self, monkeypatch, launcher, given):
         joined = []
         join = lambda *, shutdown_timeout_seconds=0, **given: joined.append(given)
         monkeypatch.setattr(jax.distributed, "initialize", join)
+        for name, value in launcher.items():
+            monkeypatch.setenv(name, value)
+        assert sweep.join_cluster() and joined == [given]
+
+    @pytest.mark.parametrize("names", [("PMI_SIZE", "PMI_RANK"), OMPI])
+    def test_a_launcher_that_does_not_say_where_the_first_one_is(self, monkeypatch, names):
         for name, value in zip(names, ("4", "3")):
             monkeypatch.setenv(name, value)
-        assert sweep.join_cluster() and joined == [{}]
-
-    def test_variables_of_jax(self, monkeypatch):
-        joined = []
-        join = lambda *, shutdown_timeout_seconds=0, **given: joined.append(given)
-        monkeypatch.setattr(jax.distributed, "initialize", join)
-        monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
-        monkeypatch.setenv("JAX_PROCESS_ID", "1")
-        assert sweep.join_cluster() and joined == [dict(num_processes=2, process_id=1)]
+        with pytest.raises(ValueError, match="set JAX_COORDINATOR_ADDRESS=HOST:PORT"):
+            sweep.join_cluster()
 
     @pytest.mark.parametrize("size, rank", [("2", "2"), ("two", "0"), ("2", "-1")])
     def test_variables_that_make_no_sense(self, monkeypatch, size, rank):
@@ -285,8 +298,8 @@ class TestLaunchers:
             raise RuntimeError("deadline exceeded")
 
         monkeypatch.setattr(jax.distributed, "initialize", initialize)
-        monkeypatch.setenv("PMI_SIZE", "2")
-        monkeypatch.setenv("PMI_RANK", "0")
+        monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+        monkeypatch.setenv("SLURM_PROCID", "0")
         with pytest.raises(ValueError, match="the other 1 processes do not answer: deadline"):
             sweep.join_cluster()
 

@@ -68,12 +68,14 @@ def _most_frequent(column: np.ndarray, group: np.ndarray, groups: int) -> np.nda
 
 
 def half_width(column: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """[groups], half of the 95 % confidence interval of the mean (Student's t); NaN for one."""
+    """[groups], half of the 95 % confidence interval of the mean (Student's t); NaN for one and
+    where a number is infinite."""
     from scipy.special import stdtrit
 
     column = column.astype(np.float64)
     count = np.bincount(group)
-    mean = np.bincount(group, column) / count
-    square = np.bincount(group, (column - mean[group]) ** 2)
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(group, column) / count
+        square = np.bincount(group, (column - mean[group]) ** 2)
     freedom = np.where(count > 1, count - 1, np.nan)
     return stdtrit(freedom, 0.975) * np.sqrt(square / freedom / count)

@@ -15,14 +15,17 @@ LAUNCHERS = (
     ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
 )
 
-
+COORDINATOR, OPEN_MPI_4 = "JAX_COORDINATOR_ADDRESS", "OMPI_MCA_orte_hnp_uri"
 PATIENCE = 7 * 24 * 3600
 """Seconds that a process waits at its end for the slowest one."""
 
 
 def join_cluster() -> bool:
-    """Joins the other processes of a launcher (Slurm's `srun`, Open MPI, MPICH, or the variables
-    `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID`), before JAX has started.
+    """Joins the other processes of a launcher, before JAX has started.
+
+    Slurm's `srun` and `mpirun` of Open MPI 4 say where the first process is. `mpirun` of Open MPI 5
+    and of MPICH need `JAX_COORDINATOR_ADDRESS` (host:port of the first process), and processes that
+    were started in any other way `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` besides.
 
     **Returns:** whether there are others. Does nothing where a process is alone.
 
@@ -47,8 +50,14 @@ def _join(size: str, rank: str, name: str) -> bool:
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
         # Whoever is done first waits for the others: when the first process goes, all have to.
         options = dict(shutdown_timeout_seconds=PATIENCE)
-    if name == "JAX_NUM_PROCESSES":
+    if not (name.startswith("SLURM") or OPEN_MPI_4 in os.environ):
+        # JAX finds the first process itself only where the launcher says where it is.
         options |= dict(num_processes=int(size), process_id=int(rank))
+        if COORDINATOR not in os.environ:
+            raise ValueError(
+                f"{name} = {size}, and nothing says where the first process is: set {COORDINATOR}="
+                "HOST:PORT, or give each process its --shard and run them one by one"
+            )
     try:
         jax.distributed.initialize(**options)
     except RuntimeError as error:

@@ -79,6 +79,9 @@ class Maker:
                 raise ValueError(
                     f"about gave {found!r:.60}: allowed are dicts with the same columns"
                 )
+        for name in told[0]:
+            if len({np.asarray(of[name]).dtype.kind in "UO" for of in told}) > 1:
+                raise ValueError(f"column {name!r} holds text for some configurations only")
         spread = lambda name: np.stack([self._broadcast(name, of[name]) for of in told])
         return {name: compact(spread(name)[inverse.reshape(-1)].reshape(-1)) for name in told[0]}
 

@@ -11,6 +11,7 @@ from moejax.sweep._columns import (
     STATUS,
     Columns,
     Maker,
+    Text,
     concatenate,
     failed,
     overruled,
@@ -95,7 +96,14 @@ class Harvest:
             self.schema = self._described(fixed, found)
         if odd := (fixed | found).keys() ^ self.schema.keys():
             raise ValueError(f"fn gives column {sorted(odd)[0]!r} for some configurations only")
-        return fixed | found
+        return self._of_one_kind(fixed | found)
+
+    def _of_one_kind(self, columns: Columns) -> Columns:
+        """Text and numbers are no column together, whatever part they are in."""
+        for name, column in columns.items():
+            if isinstance(column, Text) != (self.schema[name]["dtype"] == "text"):
+                raise ValueError(f"column {name!r} holds text for some configurations only")
+        return columns
 
     def _refused(self, launch: Launch) -> Columns:
         calls, size = launch.calls[launch.own], self._sweep.inner_size
@@ -105,7 +113,7 @@ class Harvest:
             for name, of in self.schema.items()
             if of["role"] == "value" and name != STATUS
         }
-        return self._maker.fixed(calls) | failed(values, why)
+        return self._of_one_kind(self._maker.fixed(calls) | failed(values, why))
 
     def _described(self, fixed: Columns, found: Columns) -> dict[str, dict[str, str]]:
         axes = {ROW: "row"} | dict.fromkeys(self._sweep.names, "axis")

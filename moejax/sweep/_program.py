@@ -95,7 +95,7 @@ def _checked(result: Any) -> Any:
     for path, leaf in jax.tree_util.tree_leaves_with_path(result):
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float):
             name = jax.tree_util.keystr(path, simple=True, separator=".")
-            raise TypeError(f"fn gave {name} = {leaf!r:.60}: allowed are numbers (text: about=)")
+            raise ValueError(f"fn gave {name} = {leaf!r:.60}: allowed are numbers (text: about=)")
     return jax.tree.map(jnp.asarray, result)
 
 
