@@ -281,6 +281,39 @@ def test_gradients_flow_through_a_gated_model():
     assert bool(router.isfinite().all()) and bool((router != 0).any())
 
 
+def test_gradients_of_checkpoints_are_refused():
+    model = copy.deepcopy(tiny("Mixtral")).train()
+    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    getattr(model, new if hasattr(model, new) else old)()
+    gate = capture.gate_for(model, SHARE, **STRONG)
+    with (
+        pytest.raises(ValueError, match="trains with gradient checkpointing"),
+        capture.gated(model, gate),
+    ):
+        pass
+    with capture.gated(model.eval(), gate) as log:
+        model.generate(**prompts(model), max_new_tokens=2, do_sample=False)
+    assert log.num_steps == 1
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_recording_inside_sees_the_gate_and_one_around_it_the_model(inside):
+    import torch
+
+    model = tiny("Olmoe")
+    gate = capture.gate_for(model, SHARE, **(STRONG | dict(r_comp=-1e6)))
+    with torch.no_grad(), capture.record(model) as plain:
+        model(**prompts(model))
+    contexts = [capture.gated(model, gate, decode_only=False), capture.record(model)]
+    first, second = contexts if inside else reversed(contexts)
+    with torch.no_grad(), first as one, second as two:
+        model(**prompts(model))
+    recording = two if inside else one
+    # The first layer, whose hidden states no gate has touched.
+    same = np.array_equal(recording.trace().expert_ids[0], plain.trace().expert_ids[0])
+    assert same != inside
+
+
 def test_arrays_cross_without_a_copy():
     import torch
 

@@ -69,8 +69,9 @@ def gated(
     - `keep_choices`: keep choices and scores in `log.kept`, for metrics.
     - `end_ids`: as `record`.
 
-    **Raises:** `ValueError` for a model without known routers, a gate that does not fit, options
-    out of range, and later, from the model's call, for scores that are not finite.
+    **Raises:** `ValueError` for a model without known routers or one that trains with gradient
+    checkpointing, a gate that does not fit, options out of range, and later, from the model's call,
+    for scores that are not finite.
     """
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens = {max_tokens}: allowed is 1 or more, or None")
@@ -80,6 +81,12 @@ def gated(
         raise ValueError(f"costs = {costs}: allowed is a LayerCosts of one setting, or None")
     check_non_negative("gated", "rest_time", rest_time)
     layers = find_layers(model)
+    # The models' own attribute: the methods on top of it change their names between versions.
+    if model.training and any(getattr(x, "gradient_checkpointing", False) for x in model.modules()):
+        raise ValueError(
+            "gated: the model trains with gradient checkpointing, whose backward pass would choose "
+            "without the gate: allowed is a model without it, or eval()"
+        )
     check_fit(gate, layers)
     run = _Gating(Program.of(gate, costs), layers, decode_only, max_tokens, decode_from)
     run.log = GateLog([layer.number for layer in layers], gate.top_k, rest_time)
