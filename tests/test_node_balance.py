@@ -216,6 +216,7 @@ def test_a_traced_cap_below_one_is_a_status():
         (dict(time_limit=0.0), "time_limit = 0.0"),
         (dict(relative_gap=-0.1), "relative_gap = -0.1"),
         (dict(num_steps=0), "num_steps = 0"),
+        (dict(method="milp", num_chains=4), "num_chains = 4: 'milp' has a time_limit instead"),
         (dict(quantile=1.5), "quantile = 1.5"),
         (dict(quantile=0.5, method="milp"), "quantile = 0.5"),
         (dict(topology=noc.mesh(2, 3, bandwidth=1.0)), "topology has 6 nodes"),
@@ -239,6 +240,14 @@ def test_negative_load_and_mixed_scenarios_are_refused():
         mp.node_balance(negative, COSTS, NODES, key=KEY)
     with pytest.raises(ValueError, match="batch = 9"):
         mp.drawn_statistics(np.zeros((8, 1), np.int32), 2, 9, 1, key=KEY)
+    for ids, message in (
+        (np.full((8, 1), 2), "expert id 2: allowed is 0 to 1"),
+        (np.zeros((8, 2), int), "chose expert 0 twice"),
+        (np.zeros((8, 1)), "expert_ids is float64"),
+        (np.zeros((2, 8, 1), int), r"expert_ids has shape \(2, 8, 1\): allowed is \[tokens, k\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mp.drawn_statistics(ids, 2, 2, 1, key=KEY)
 
 
 def test_a_solver_out_of_time_returns_its_best():

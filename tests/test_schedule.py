@@ -272,8 +272,9 @@ class TestPrediction:
     def test_bad_input(self):
         trace = routing.RoutingTrace(np.zeros((2, 3, 1), int), 4)
         fitted = schedule.fit_transitions(trace)
-        with raises("smoothing = 0"):
-            schedule.fit_transitions(trace, smoothing=0)
+        for smoothing in (0, np.inf):
+            with raises(f"smoothing = {smoothing}"):
+                schedule.fit_transitions(trace, smoothing=smoothing)
         with raises("predict_transitions: expert_ids has shape (3, 3, 1): allowed is [2,"):
             schedule.predict_transitions(fitted, jnp.zeros((3, 3, 1), int), top_k=1)
         with raises("predict_transitions.top_k = 5: allowed is 1 to 4"):

@@ -86,7 +86,7 @@ def node_balance(
         host sets for up to 10 experts (no fat-tree, no scenarios), else the formulation of the
         paper, which closes its gap for toy sizes only.
     - `quantile`: over scenarios, in [0, 1], to minimize instead of the mean; "search" only.
-    - `num_chains`, `num_steps`: size of the search.
+    - `num_chains`, `num_steps`: size of the search; "search" only.
     - `time_limit`, `relative_gap`: of "milp", in s and as total / bound - 1.
 
     **Returns:** `NodeBalance`. "milp" out of time returns its best with `Status.STOPPED_EARLY`.
@@ -100,7 +100,7 @@ def node_balance(
     check_sizes(where, scenarios, num_nodes, topology, method)
     check_given(where, scenarios, costs, memory_factor, quantile, method)
     limits = limits_of(where, time_limit, relative_gap)
-    effort = effort_of(where, num_chains, num_steps)
+    effort = effort_of(where, num_chains, num_steps, method)
     stacked = _stack(scenarios)
     load_cap = as_float(largest_load(costs, num_nodes, stacked.top_k) if compute_bound else jnp.inf)
     factor = as_float(jnp.inf if memory_factor is None else memory_factor)

@@ -70,7 +70,12 @@ def limits_of(where: str, time_limit: float, relative_gap: float) -> Limits:
     return Limits(float(time_limit), float(relative_gap))
 
 
-def effort_of(where: str, num_chains: int | None, num_steps: int | None) -> dict[str, int | None]:
+def effort_of(
+    where: str, num_chains: int | None, num_steps: int | None, method: str
+) -> dict[str, int | None]:
     """The sizes that were asked for."""
     asked = {"num_chains": num_chains, "num_steps": num_steps}
+    for name, value in asked.items():
+        if method == "milp" and value is not None:
+            raise ValueError(f"{where}: {name} = {value}: 'milp' has a time_limit instead")
     return {name: None if n is None else check_count(where, name, n) for name, n in asked.items()}

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax._checks import as_float
+from moejax._status import is_traced
 from moejax._typing import Array, Float, FloatScalar, Int, PRNGKeyArray
 from moejax.placement._validate import check_count
 from moejax.routing import NOT_ROUTED, RoutingTrace, co_activation_groups
@@ -167,12 +168,17 @@ def drawn_statistics(
 
     **Returns:** `num_draws` `Statistics`. Works under `jax.jit`, and `jax.vmap` over layers.
 
-    **Raises:** `ValueError` for sizes below 1 or a batch larger than the number of tokens.
+    **Raises:** `ValueError` for sizes below 1, a batch larger than the number of tokens, and ids as
+    `statistics` where they are known.
     """
     where = "drawn_statistics"
     for name, value in (("num_experts", num_experts), ("num_draws", num_draws)):
         check_count(where, name, value)
+    if not is_traced(expert_ids):
+        _checked_ids(expert_ids, num_experts)
     ids = jnp.asarray(expert_ids)
+    if ids.ndim != 2:
+        raise ValueError(f"{where}: expert_ids has shape {ids.shape}: allowed is [tokens, k]")
     if not check_count(where, "batch", batch) <= len(ids):
         raise ValueError(f"{where}: batch = {batch}: allowed is at most the {len(ids)} tokens")
 

@@ -5,6 +5,7 @@ import functools
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from moejax._typing import Array, Float, Int
 from moejax.routing import NOT_ROUTED, RoutingTrace, next_layer_transitions
@@ -31,10 +32,10 @@ def fit_transitions(trace: RoutingTrace, *, smoothing: float = 1.0) -> Transitio
     - `smoothing`: how many choices of average taste are added to every row. Above 0: an expert
         never seen says nothing rather than everything.
 
-    **Raises:** `ValueError` for a trace of one layer, or a smoothing that is not above 0.
+    **Raises:** `ValueError` for a trace of one layer, or a smoothing that is not finite, above 0.
     """
-    if not smoothing > 0:
-        raise ValueError(f"fit_transitions.smoothing = {smoothing}: allowed is above 0")
+    if not 0 < smoothing < np.inf:
+        raise ValueError(f"fit_transitions.smoothing = {smoothing}: allowed is finite, above 0")
     counts = next_layer_transitions(trace).astype(jnp.result_type(float))
     total = counts.sum(-2)
     chance = (total + 1) / (total + 1).sum(-1, keepdims=True)
