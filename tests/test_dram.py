@@ -388,6 +388,12 @@ def test_mistakes_are_named_and_nan_under_tracing():
         dram.gemv_time(8, 8, -1, pim)
     with pytest.raises(ValueError, match="phase = -1"):
         dram.gemv_time(8, 8, 1, pim, phase=-1.0)
+    with pytest.raises(ValueError, match="phase = 4e-06: allowed is 0 to tREFI = 3.9e-06 s"):
+        dram.gemv_time(8, 8, 1, pim, phase=4e-6)
+    with pytest.raises(ValueError, match="pim.banks = 8: allowed is 16"):
+        dram.measure_contention(pim.replace(banks=8, banks_per_faw=8), dual=True)
+    with pytest.raises(ValueError, match="pim is a RatePIM: allowed is a BankPIM"):
+        dram.measure_contention(hardware.PIMS["duplex-bank-pim"].build(), dual=True)
     with pytest.raises(ValueError, match="max_tokens = 0: allowed is 1 or more"):
         dram.gemv_times(8, 8, 0, pim)
     with pytest.raises(ValueError, match="no 'trcd'; did you mean 'rcd'"):
@@ -406,3 +412,4 @@ def test_mistakes_are_named_and_nan_under_tracing():
     for sizes in ((0, 64, 2), (64, 64, -1), (64, 64, 6), (9000, 900, 1)):
         bad = (numbers[0], sizes, *numbers[2:])
         assert np.isnan(traced_time(*bad, "b200", "token_outer"))
+    assert np.isnan(traced_time(*numbers[:-1], 4e-6, "b200", "token_outer"))

@@ -234,6 +234,14 @@ def test_errors_name_what_is_wrong():
         Execution(attention="tpu")
     with raises("Execution.exposed = 1", "False, True"):
         Execution("coarse", exposed=1)
+    with raises("Execution.early_shared = False", "'coarse'"):
+        Execution("fine", early_shared=False)
+    with raises("efficiency = 'measured'", "None, GPUEfficiency"):
+        report_of(efficiency="measured")
+    with raises("believed = 'b200'", "None, System, PIMCostTable"):
+        report_of(believed="b200")
+    with raises("Workload.context = inf", "0 or more tokens"):
+        Workload(8, np.inf)
     with raises("execution = 'coarse'", "Execution"):
         report_of("coarse")
     with raises("Workload.batch = 1", "2 or more for two halves"):

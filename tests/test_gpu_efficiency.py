@@ -95,4 +95,6 @@ def test_errors_name_what_is_wrong():
         fit_gpu_efficiency([1, 2, 3], [1, 2], [1, 2], **LAYER, flops_per_s=1.0, bandwidth=1.0)
     with raises("fit_gpu_efficiency.seconds"):
         fit_gpu_efficiency(*np.ones((2, 6)), -np.ones(6), **LAYER, flops_per_s=1.0, bandwidth=1.0)
+    with raises("fit_gpu_efficiency.flops_per_s = 0"):
+        fit_gpu_efficiency(*np.ones((3, 6)), **LAYER, flops_per_s=0.0, bandwidth=1.0)
     assert all(source for _, source in GPU_EFFICIENCIES.values()) and cost.GPUFit

@@ -123,7 +123,10 @@ def fit_gpu_efficiency(
     - `tokens`, `experts`, `seconds`: [points]: tokens in the layer, distinct experts that they
         hit, and the time.
     - `hidden`, `intermediate`, `top_k`, `bits`: sizes of the layer and bits of every value.
-    - `flops_per_s`, `bandwidth`, `cache_bytes`: peaks of the GPU and the size of its last cache.
+    - `flops_per_s`, `bandwidth`, `cache_bytes`: peaks of the GPU in FLOP/s and B/s, and the size of
+        its last cache.
+
+    **Returns:** `GPUFit`.
 
     **Raises:** `ValueError` for arrays of different or fewer than six points, or numbers that are
     not positive.
@@ -136,8 +139,11 @@ def fit_gpu_efficiency(
             f"fit_gpu_efficiency: tokens {n.shape}, experts {e.shape}, seconds {t.shape}: allowed "
             "is one shape [points] of at least 6"
         )
-    for name, value in (("tokens", n), ("experts", e), ("seconds", t), ("bandwidth", bandwidth)):
+    positive = dict(tokens=n, experts=e, seconds=t, hidden=hidden, intermediate=intermediate)
+    positive |= dict(top_k=top_k, flops_per_s=flops_per_s, bandwidth=bandwidth, bits=bits)
+    for name, value in positive.items():
         check_positive("fit_gpu_efficiency", name, value)
+    check_non_negative("fit_gpu_efficiency", "cache_bytes", cache_bytes)
     weights = e * 3.0 * hidden * intermediate * bits / 8
     values = n * top_k * (2.0 * hidden + 3.0 * intermediate) * bits / 8
     flops = 6.0 * n * top_k * hidden * intermediate

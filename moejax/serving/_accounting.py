@@ -64,6 +64,13 @@ def node_costs(
     The estimate counts the bytes that the network will move, so that gamma is near 1 on a mesh of
     4 x 8 and `noc.calibrate_gamma` (with `estimated_bytes` = `simulated_bytes`) refines it.
     `"published"` keeps the papers' 4 bytes an element.
+
+    **Arguments:** `batch`, tokens of an iteration; `accounting`, a name of `ACCOUNTING`; `gamma`,
+    the network's correction factor.
+
+    **Returns:** `NodeCosts` of FLOPs, bytes, FLOP/s and B/s.
+
+    **Raises:** `ValueError` for another accounting, suggesting the nearest.
     """
     one = lookup("accounting", accounting, ACCOUNTING)(model, Workload(batch, 0.0))
     element = one.all_reduce_bytes_per_element

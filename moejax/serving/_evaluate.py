@@ -171,6 +171,8 @@ def compare(
             f"believed.num_gpus = {believed.num_gpus}: allowed is that of the system, "
             f"{system.num_gpus}"
         )
+    _check_optional("believed", believed, (System, PIMCostTable))
+    _check_optional("efficiency", efficiency, (GPUEfficiency,))
     execution = Execution() if execution is None else execution
     for name, given, kind in (("execution", execution, Execution), ("must_fit", must_fit, bool)):
         if not isinstance(given, kind):
@@ -185,6 +187,12 @@ def compare(
             detail = memory_detail(model, system, workload, report.status)
             raise_if_bad(f"{model.name} on {system.name}", report.status, detail)
     return dict(zip(names, reports, strict=True))
+
+
+def _check_optional(name: str, given: object, kinds: tuple[type, ...]) -> None:
+    if given is not None and not isinstance(given, kinds):
+        known = ", ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"{name} = {given!r}: allowed are None, {known}")
 
 
 class _Static(NamedTuple):

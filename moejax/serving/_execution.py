@@ -27,7 +27,8 @@ class Execution:
         Needs `"fine"` or `"coarse"`.
     - `attention`: `"pim"`, or `"gpu"` for decode attention of every kind on the GPU.
     - `exposed`: dispatch waits for the decision, so that nothing hides it.
-    - `early_shared`: shared experts are loaded before the decision.
+    - `early_shared`: shared experts are loaded before the decision. Without it: `"coarse"` only,
+        since `"fine"` overlaps all loads of a layer anyway.
     - `early_load`: so are routed experts with two or more tokens of the GPU's own, wherever they
         are then run.
     - `shared_bus`: tokens to and from PIM queue behind the GPU's weights.
@@ -55,6 +56,11 @@ class Execution:
             if value not in values or type(value) is not type(values[0]):
                 known = ", ".join(map(repr, values))
                 raise ValueError(f"Execution.{field} = {value!r}: allowed is one of {known}")
+        if self.overlap == "fine" and not self.early_shared:
+            raise ValueError(
+                "Execution.early_shared = False: allowed with overlap 'coarse', since 'fine' "
+                "overlaps all loads of a layer"
+            )
         if self.overlap == "ideal":
             default = {field.name: field.default for field in dataclasses.fields(self)}
             for field in _ORDERED:

@@ -69,8 +69,8 @@ class Workload(eqx.Module):
             arXiv 2605.11277, colocated batches); the other `batch - prefill` decode. Static. Their
             tokens are drawn like others, and dealt out over the GPUs one by one.
 
-        **Raises:** `ValueError` for a batch outside 1 .. max_batch, a negative context, a
-        context of another shape, a correlation out of range, more prompts than requests, or
+        **Raises:** `ValueError` for a batch outside 1 .. max_batch, a context that is negative,
+        infinite or of another shape, a correlation out of range, more prompts than requests, or
         prompts with the routing of a trace, which holds decode tokens.
         """
         if max_batch is None:
@@ -122,7 +122,7 @@ class Workload(eqx.Module):
             )
 
     def _check(self) -> None:
-        if not is_traced(self.context) and not np.all(np.asarray(self.context) >= 0):
+        if not is_traced(self.context) and not np.all(_possible(np.asarray(self.context))):
             raise ValueError(f"Workload.context = {self.context}: allowed is 0 or more tokens")
         if self.correlation is not None and not is_traced(self.correlation):
             shared = np.asarray(self.correlation)
@@ -161,8 +161,13 @@ class Workload(eqx.Module):
         return merge(
             flag((self.batch < 1) | (self.batch < self.prefill), Status.EMPTY_BATCH),
             flag(self.batch > self.max_batch, Status.BATCH_ABOVE_MAX),
-            flag(~jnp.all(self.context >= 0), Status.BAD_COST),
+            flag(~jnp.all(_possible(self.context)), Status.BAD_COST),
         )
+
+
+def _possible(context: Any) -> Any:
+    """Where a number of tokens is one."""
+    return (context >= 0) & (context < np.inf)
 
 
 def _is_plain_zero(correlation: Any) -> bool:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from moejax._checks import check_positive
 from moejax._status import is_traced
@@ -12,6 +13,9 @@ from moejax._typing import FloatScalar, IntLike
 from moejax.cost.dram._engine import BANK_GROUPS, FOUR, Stream, issue
 from moejax.cost.dram._timing import ACT, MAC, NOP, PRE, RD, ChannelTiming, in_clocks
 from moejax.hardware import BankPIM
+
+
+BANKS = 16
 
 
 class Contention(NamedTuple):
@@ -46,15 +50,21 @@ def measure_contention(
 
     **Arguments:**
 
-    - `pim`: its banks are 16.
+    - `pim`: of 16 banks a pseudo-channel, which is what the order of the reads is made for.
     - `timing`: `ChannelTiming.of(pim)` unless given.
     - `dual`: static.
     - `reads_per_row`: 1 to `max_reads`, traced or not.
     - `rows`, `max_reads`: static; rows of PIM, and the room for reads.
 
-    **Raises:** `ValueError` for counts below 1, or more reads than there is room for; NaN then,
-    under tracing.
+    **Returns:** `Contention`, scalars.
+
+    **Raises:** `ValueError` for another kind of PIM or number of banks, counts below 1, or more
+    reads than there is room for; NaN under tracing.
     """
+    if not isinstance(pim, BankPIM):
+        raise ValueError(f"measure_contention: pim is a {type(pim).__name__}: allowed is a BankPIM")
+    if not is_traced(pim.banks) and np.any(np.asarray(pim.banks) != BANKS):
+        raise ValueError(f"measure_contention: pim.banks = {pim.banks}: allowed is {BANKS}")
     check_positive("measure_contention", "rows", rows)
     check_positive("measure_contention", "reads_per_row", reads_per_row)
     if not is_traced(reads_per_row) and reads_per_row > max_reads:
@@ -72,11 +82,12 @@ def _measure(pim: BankPIM, timing: ChannelTiming, reads, dual: bool, rows: int, 
 
     def end(keep):
         kept = Stream(jnp.where(keep, stream.kind, NOP), stream.count, stream.target, stream.buffer)
-        return issue(kept, clocks, num_banks=16, dual=dual).done
+        return issue(kept, clocks, num_banks=BANKS, dual=dual).done
 
     everything = jnp.ones_like(is_gpu)
     ends = jax.vmap(end)(jnp.stack([~is_gpu, is_gpu, everything])) * timing.ck
-    ends = jnp.where((reads >= 1) & (reads <= max_reads), ends, jnp.nan)
+    fits = (reads >= 1) & (reads <= max_reads) & (pim.banks == BANKS)
+    ends = jnp.where(fits, ends, jnp.nan)
     alone, together = ends[:2], ends[2]
     contention = (together - jnp.max(alone)) / jnp.min(alone)
     return Contention(ends[0], ends[1], together, contention)
@@ -88,7 +99,7 @@ def _mixed(rows: int, max_reads: int, reads, columns, bursts):
     everywhere, own = -one, one
     parts = [(ACT, one, everywhere, own), (MAC, one * columns, everywhere, own)]
     parts += [(PRE, one, everywhere, own)]
-    per_group = 16 // BANK_GROUPS
+    per_group = BANKS // BANK_GROUPS
     for read in range(max_reads):
         place = (jnp.arange(rows) * reads + read) % per_group
         wanted = jnp.where(read < reads, one, 0)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from moejax._checks import as_float, check_non_negative, lookup
 from moejax._status import is_traced
@@ -30,6 +31,8 @@ from moejax.hardware import BankPIM
 ORDERS = ("token_outer", "matrix_outer", "row_stationary")
 # Beyond this many clocks a sum could leave int32.
 _LATEST = 2**29
+# A phase of tREFI may be above it by rounding.
+_ROUNDED = 1 + 1e-6
 
 
 class _Options(NamedTuple):
@@ -70,7 +73,7 @@ def gemv_time(
         weights again for each vector, which is `token_outer`.
     - `timing`: what `pim.timing` lacks; `ChannelTiming.of(pim, kernel)` unless given.
     - `refresh`: static; whether there is any.
-    - `phase`: s since the last refresh when the GEMV starts, 0 to tREFI.
+    - `phase`: s since the last refresh when the GEMV starts, 0 to tREFI of `timing`.
     - `weight_bits`, `activation_bits`: for `b200`; `attacc` takes the first, `samsung` is 16 bits.
     - `reduction_groups`: slices of the inputs, for `b200`; `pim.reduction_groups_of` unless given.
     - `max_tokens`, `max_rows`: static room for traced sizes: the most tokens, and rows of a bank
@@ -78,11 +81,12 @@ def gemv_time(
         them, a row has room for 256 multiplications of a vector, and the buffer for 16 vectors.
 
     **Returns:** a scalar in s. 0 for no tokens. NaN under tracing for sizes below 1, negative
-    tokens, or more than there is room for. The scan takes one step for each run of equal commands,
-    5 a row and token (`samsung`: 9 a tile), about 10 us each on one CPU core.
+    tokens, a phase out of range, or more than there is room for. The scan takes one step for each
+    run of equal commands, 5 a row and token (`samsung`: 9 a tile), about 10 us each on a CPU core.
 
     **Raises:** `ValueError` naming the argument for an unknown kernel or order, sizes below 1,
-    negative tokens or phase, traced sizes without room, or a kernel longer than 2^29 clocks.
+    negative tokens, a phase out of range, traced sizes without room, or a kernel longer than 2^29
+    clocks.
     """
     options = _options(kernel, order, refresh)
     if not isinstance(pim, BankPIM):
@@ -92,6 +96,7 @@ def gemv_time(
     most = max_tokens if max_tokens is not None else _concrete_tokens(tokens)
     room = _room(given, options, most, max_rows)
     timing = ChannelTiming.of(pim, kernel) if timing is None else timing
+    _check_phase(phase, timing)
     time = _time(given, jnp.asarray(tokens), timing, as_float(phase), options, room)
     return _checked(time, tokens)
 
@@ -105,10 +110,14 @@ def gemv_times(
     order: str = "token_outer",
     **options: Any,
 ) -> Float[Array, " counts"]:
-    """`gemv_time` for 0 .. `max_tokens` tokens, [max_tokens + 1] in s.
+    """`gemv_time` for all counts of tokens at once.
 
     One scan gives them all, because the commands of fewer tokens come first among those of more;
     `row_stationary`, whose last group differs, takes a batch of scans. Options as `gemv_time`.
+
+    **Returns:** [max_tokens + 1] in s, of 0 .. `max_tokens` tokens.
+
+    **Raises:** `ValueError` for fewer than one token at most; and as `gemv_time`.
     """
     if max_tokens < 1:
         raise ValueError(f"gemv_times: max_tokens = {max_tokens}: allowed is 1 or more")
@@ -138,6 +147,8 @@ def expert_times(
     **Arguments:** `phases`, [phases] in s, evenly spread over 0 .. tREFI; others as `gemv_times`.
 
     **Returns:** [phases, max_tokens + 1] in s.
+
+    **Raises:** `ValueError` for phases of another shape; and as `gemv_times`.
     """
     phases = as_float(phases)
     if phases.ndim != 1:
@@ -174,6 +185,14 @@ def _check_sizes(outputs: IntLike, inputs: IntLike, tokens: IntLike, phase: Floa
             raise ValueError(f"gemv_time: {name} = {size}: allowed is 1 or more")
     check_non_negative("gemv_time", "tokens", tokens)
     check_non_negative("gemv_time", "phase", phase)
+
+
+def _check_phase(phase: FloatLike, timing: ChannelTiming) -> None:
+    # NumPy, because inside jit even jnp operations on concrete arrays are traced.
+    if not is_traced(phase, timing.refi) and np.any(
+        np.asarray(phase) > _ROUNDED * np.asarray(timing.refi)
+    ):
+        raise ValueError(f"gemv_time: phase = {phase}: allowed is 0 to tREFI = {timing.refi:g} s")
 
 
 def _concrete_tokens(tokens: IntLike) -> int:
@@ -226,6 +245,7 @@ def _time(given: _Given, tokens, timing: ChannelTiming, phase, options: _Options
     due = jnp.maximum(due, 0) if options.refresh else None
     kernel = _samsung_end if options.kernel == "samsung" else _buffered_end
     end, fits = kernel(given, tokens, timing, due, options, room)
+    fits &= (phase >= 0) & (phase <= _ROUNDED * timing.refi)
     fits &= (end < _LATEST) & (jnp.asarray(given.outputs) > 0) & (jnp.asarray(given.inputs) > 0)
     time = jnp.where(fits, end * timing.ck, jnp.nan)
     return jnp.where(tokens > 0, time, jnp.where(tokens == 0, 0.0, jnp.nan))
