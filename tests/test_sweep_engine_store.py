@@ -163,6 +163,20 @@ class TestResume:
         assert "axes.product.a.values: [0.5, 0.6, 0.7, " in str(error.value)
         assert "seeds" not in str(error.value).split("What changed")[1]
 
+    def test_a_folder_without_a_row_takes_another_config(self, tmp_path, expected):
+        def refuse(config, key):
+            raise ValueError("no")
+
+        refusing = lambda: Sweep([Axis("a", [1.0])], refuse)
+        with pytest.raises(ValueError, match="every row was refused"):
+            sweep.run(refusing(), tmp_path)
+        # Another shard may be about to write.
+        with pytest.raises(ValueError, match="another config"):
+            sweep.run(made(), tmp_path, shard="1/2")
+        equal(sweep.run(made(), tmp_path).columns, expected)
+        with pytest.raises(ValueError, match="another config"):
+            sweep.run(refusing(), tmp_path)
+
     def test_parts_of_another_config_are_refused(self, tmp_path):
         sweep.run(made(), tmp_path / "a", chunk=4)
         sweep.run(made(seeds=3), tmp_path / "b", chunk=4)
@@ -268,6 +282,20 @@ class TestMemory:
         exhausted(room)
         equal(sweep.run(made(), tmp_path, chunk=chunk).columns, expected)
         assert max(len(range(*_ends(name))) + 1 for name in parts(tmp_path)) <= max(room, 1)
+
+    def test_exhausted_when_results_arrive(self, monkeypatch, tmp_path, expected):
+        get, calls, watched = jax.device_get, [], []
+
+        def fetch(results):
+            calls.append(results)
+            if len(calls) == 2:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+            return get(results)
+
+        monkeypatch.setattr("moejax.sweep._chunks.jax.device_get", fetch)
+        result = sweep.run(made(), tmp_path, chunk=2, progress=watched.append)
+        equal(result.columns, expected)
+        assert len(calls) > 4 and max(watch.rows for watch in watched) == watched[-1].rows == 22
 
     def test_a_tile_that_never_fits_is_told(self, exhausted):
         exhausted(0)
@@ -394,7 +422,7 @@ class TestResult:
     def test_packages_that_are_not_there(self, package, monkeypatch):
         monkeypatch.setitem(sys.modules, package, None)
         result = sweep.run(made())
-        with pytest.raises(ValueError, match=f"{package} is not installed"):
+        with pytest.raises(ValueError, match=rf"{package} is not .*moejax\[frames\]"):
             getattr(result, f"to_{package}")()
 
     def test_pandas(self, expected):

@@ -169,11 +169,17 @@ class Chunks:
     def _finish(self, chunk: Chunk) -> Columns | None:
         """Columns of a chunk, `None` where nothing has said yet what columns there are."""
         done = [launch for launch in chunk.launches if launch.program is not None]
-        for launch in done:
-            jax.block_until_ready(launch.results)
-            self._meter.rows += int(launch.own.sum()) * self._sweep.inner_size
-            self._meter.tell()
-        fetched = jax.device_get([launch.results for launch in done])
+        before = self._meter.rows
+        try:
+            for launch in done:
+                jax.block_until_ready(launch.results)
+                self._meter.rows += int(launch.own.sum()) * self._sweep.inner_size
+                self._meter.tell()
+            fetched = jax.device_get([launch.results for launch in done])
+        except jax.errors.JaxRuntimeError:
+            # Whoever runs them again counts them again.
+            self._meter.rows = before
+            raise
         self._pace.finished(len(chunk.tiles))
         columns = self._harvest.columns(chunk.launches, fetched)
         if columns is not None and not self.schema:

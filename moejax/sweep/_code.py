@@ -144,7 +144,8 @@ def _source(found: Any) -> str:
 
 
 def _bytecode(made: CodeType) -> str:
-    inner = [_bytecode(c) if inspect.iscode(c) else repr(c) for c in made.co_consts]
+    plain = lambda c: repr(sorted(map(repr, c)) if isinstance(c, frozenset) else c)
+    inner = [_bytecode(c) if inspect.iscode(c) else plain(c) for c in made.co_consts]
     return f"{made.co_code.hex()} {inner} {made.co_names}"
 
 

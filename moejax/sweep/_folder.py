@@ -89,16 +89,19 @@ def _shape(sweep: Sweep) -> list[int] | None:
 
 
 def prepare(
-    path: Path, manifest: dict[str, Any], config: dict[str, Any], *, resume: bool
+    path: Path, manifest: dict[str, Any], config: dict[str, Any], *, resume: bool, alone: bool
 ) -> Folder:
     """The folder, ready for parts: a new one, one with a manifest of the same config, or emptied.
+
+    One without a single row, as a sweep leaves it that refused its first one, is as good as new
+    where nobody else can be about to write (`alone`).
 
     **Raises:** `ValueError` where there are results of another config, with what differs, or with
     `resume=False` where there are results that other shards may be writing.
     """
     (path / _parts.FOLDER).mkdir(parents=True, exist_ok=True)
     with briefly(path):
-        if not resume:
+        if not resume or (alone and _has_no_rows(path)):
             _empty(path)
         if (path / MANIFEST).is_file():
             there = read_manifest(path)
@@ -114,6 +117,10 @@ def prepare(
         _write(path / CONFIG, config)
         _write(path / MANIFEST, manifest)
         return Folder(path, manifest)
+
+
+def _has_no_rows(path: Path) -> bool:
+    return (path / MANIFEST).is_file() and next(_parts.find(path), None) is None
 
 
 def _empty(path: Path) -> None:

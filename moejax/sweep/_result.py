@@ -135,4 +135,4 @@ def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ValueError(f"{name} is not installed (pip install {name})") from None
+        raise ValueError(f"{name} is not installed (pip install 'moejax[frames]')") from None

@@ -88,7 +88,8 @@ def run(
             chunks.run(list(tiles), lambda first, last, columns: parts.append(columns), None)
             manifest["columns"] = chunks.schema
             return Result(manifest, count == 1, lambda: concatenate(parts) if parts else {})
-        folder = _folder.prepare(Path(out), manifest, config, resume=resume)
+        alone = count == 1
+        folder = _folder.prepare(Path(out), manifest, config, resume=resume, alone=alone)
         _parts.clean(Path(out), tiles)
         missing = folder.missing(tiles)
         there = sorted({*tiles} - {*missing})
