@@ -162,6 +162,22 @@ def test_kl_is_that_from_a_model_that_was_never_gated():
     assert "nats a token" in log.summary()
 
 
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3Next"])
+def test_the_model_beside_it_follows_beams(family):
+    model = tiny(family)
+    gate = capture.gate_for(model, SHARE, r_comp=0.0, r_comm=0.0, token_time=1e-6)
+    options = dict(max_new_tokens=6, num_beams=3, do_sample=False, eos_token_id=-1)
+    options |= dict(return_dict_in_generate=True)
+    plain = model.generate(**prompts(model), **options)
+    with capture.gated(model, gate, kl=True) as log:
+        found = model.generate(**prompts(model), **options)
+    assert np.array_equal(found.sequences, plain.sequences)
+    assert np.ptp(found.beam_indices.numpy()[:, :5], axis=1).any()  # some changed places
+    np.testing.assert_array_equal(log.kl, np.zeros(5))
+    cache = cache_of(found)
+    assert "reorder_cache" in dir(cache) and "reorder_cache" not in vars(cache)
+
+
 def test_the_log_counts_what_metrics_count():
     import torch
 

@@ -94,6 +94,8 @@ def gated(
     run.keep = keep_choices
     run.tracker = CallTracker(model, end_ids, before=run.begin, after=run.end)
     with run.tracker.hooks(), contextlib.ExitStack() as stack:
+        if run.reference is not None:
+            stack.callback(run.reference.close)
         for index, layer in enumerate(layers):
             hook = run.hook(index, layer)
             stack.callback(layer.router.register_forward_hook(hook).remove)
