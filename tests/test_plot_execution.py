@@ -62,6 +62,22 @@ def test_a_layer_that_is_not_there_and_overlap_without_order():
         call(layer=2)
     with raises("Execution.overlap = 'ideal'", "fine or coarse"):
         call(execution=Execution())
+    with raises("execution = 'coarse'", "None, Execution"):
+        call(execution="coarse")
+    with raises("efficiency = 'measured'", "None, GPUEfficiency"):
+        call(efficiency="measured")
+
+
+def test_a_policy_that_believes_pim_to_be_slow_gives_it_less(drawn):
+    dag, known, _ = drawn
+    slow = SYSTEM.replace(pim=dict(turn_time=1e-3))
+    fields = dict(key=jax.random.key(0), layer=1, believed=slow)
+    _, found = serving.layer_timeline(MODEL, SYSTEM, WORKLOAD, "sieve", **fields)
+    experts = [i for i, name in enumerate(dag.names) if name.startswith("pim@")]
+    busy = lambda timeline: np.asarray(timeline.end - timeline.start)[experts]
+    # Nothing goes there, and nothing of the belief is in the time.
+    assert np.all(busy(found) == 0) and np.sum(busy(known)) > 0
+    assert float(found.makespan) < 1e-3
 
 
 def test_a_gantt_chart_has_a_bar_for_every_row_of_its_machine(drawn):

@@ -18,7 +18,7 @@ from moejax.placement import Placement
 from moejax.serving._execution import Execution
 from moejax.serving._fixed import Requests, requests_by_gpu
 from moejax.serving._graph_time import run_graphs
-from moejax.serving._inputs import input_status
+from moejax.serving._inputs import check_optional, input_status
 from moejax.serving._layer_costs import LayerCosts
 from moejax.serving._memory import memory_detail
 from moejax.serving._moe_layers import Decision, Routed, decide, score_layers, summarize
@@ -171,8 +171,8 @@ def compare(
             f"believed.num_gpus = {believed.num_gpus}: allowed is that of the system, "
             f"{system.num_gpus}"
         )
-    _check_optional("believed", believed, (System, PIMCostTable))
-    _check_optional("efficiency", efficiency, (GPUEfficiency,))
+    check_optional("believed", believed, (System, PIMCostTable))
+    check_optional("efficiency", efficiency, (GPUEfficiency,))
     execution = Execution() if execution is None else execution
     for name, given, kind in (("execution", execution, Execution), ("must_fit", must_fit, bool)):
         if not isinstance(given, kind):
@@ -187,12 +187,6 @@ def compare(
             detail = memory_detail(model, system, workload, report.status)
             raise_if_bad(f"{model.name} on {system.name}", report.status, detail)
     return dict(zip(names, reports, strict=True))
-
-
-def _check_optional(name: str, given: object, kinds: tuple[type, ...]) -> None:
-    if given is not None and not isinstance(given, kinds):
-        known = ", ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{name} = {given!r}: allowed are None, {known}")
 
 
 class _Static(NamedTuple):

@@ -14,6 +14,13 @@ RATES = ("flops_per_s", "flops_per_s_8bit", "bandwidth", "hbm_bandwidth", "effic
 UNKNOWN_ALLOWED = "energies"  # NaN in the table of a PIM that does not know its energy
 
 
+def check_optional(name: str, given: object, kinds: tuple[type, ...]) -> None:
+    """`ValueError` for an argument that is neither `None` nor of one of some types."""
+    if given is not None and not isinstance(given, kinds):
+        known = ", ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"{name} = {given!r}: allowed are None, {known}")
+
+
 def input_status(
     model: MoEModel, system: System, efficiency: GPUEfficiency | None = None
 ) -> IntScalar:

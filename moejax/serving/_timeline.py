@@ -9,7 +9,7 @@ import numpy as np
 from moejax._status import raise_if_bad
 from moejax._typing import PRNGKeyArray
 from moejax._units import US
-from moejax.cost import GPUEfficiency
+from moejax.cost import GPUEfficiency, PIMCostTable
 from moejax.hardware import System
 from moejax.models import MoEModel
 from moejax.partition import Partition
@@ -17,6 +17,7 @@ from moejax.schedule import TaskGraph, Timeline
 from moejax.serving._execution import Execution
 from moejax.serving._fixed import requests_by_gpu
 from moejax.serving._graph_time import GraphTimes, graph_of, run_graphs
+from moejax.serving._inputs import check_optional
 from moejax.serving._layer_costs import LayerCosts
 from moejax.serving._moe_layers import decide, summarize
 from moejax.serving._policies import Policy, policy_of
@@ -32,6 +33,7 @@ def layer_timeline(
     *,
     key: PRNGKeyArray,
     layer: int = 0,
+    believed: System | PIMCostTable | None = None,
     execution: Execution | None = None,
     efficiency: GPUEfficiency | None = None,
 ) -> tuple[TaskGraph, Timeline]:
@@ -47,6 +49,9 @@ def layer_timeline(
     **Raises:** `ValueError` as `evaluate`, for a layer that is not there, and for ideal overlap,
     which puts nothing in order.
     """
+    check_optional("believed", believed, (System, PIMCostTable))
+    check_optional("execution", execution, (Execution,))
+    check_optional("efficiency", efficiency, (GPUEfficiency,))
     execution = Execution("coarse") if execution is None else execution
     if execution.overlap == "ideal":
         raise ValueError("layer_timeline: Execution.overlap = 'ideal': allowed is fine or coarse")
@@ -55,7 +60,8 @@ def layer_timeline(
             f"layer_timeline: layer = {layer}: allowed is 0 to {model.num_moe_layers - 1}"
         )
     check_routing(model, workload)
-    found = _graphs(model, system, workload, policy_of(policy), execution, key, efficiency)
+    about = model, system, workload, policy_of(policy), execution
+    found = _graphs(*about, key, believed, efficiency)
     raise_if_bad(f"{model.name} on {system.name}", found.status)
     return graph_of(system, execution), jax.tree.map(lambda x: x[layer], found.timeline)
 
@@ -68,6 +74,7 @@ def _graphs(
     policy: Policy,
     execution: Execution,
     key: PRNGKeyArray,
+    believed: System | PIMCostTable | None,
     efficiency: GPUEfficiency | None,
 ) -> GraphTimes:
     num_groups, shared_on_pim = policy.layout
@@ -77,15 +84,18 @@ def _graphs(
     for half in (None,) if execution.halves == 1 else (0, 1):
         held = requests_by_gpu(workload, system.num_gpus, half)
         routed = summarize(model, system, workload, expert_ids, half)
-        true = LayerCosts.of(
-            model,
-            system,
-            held,
+        costs = functools.partial(
+            LayerCosts.of,
             num_groups=num_groups,
             shared_on_pim=shared_on_pim,
             attention_on_gpu=execution.attention == "gpu",
         )
-        decision = decide(policy, routed, true, workload.num_slots * model.top_k)
+        true = known = costs(model, system, held)
+        if isinstance(believed, PIMCostTable):
+            known = true.believing(believed)
+        elif believed is not None:
+            known = costs(model, believed, held)
+        decision = decide(policy, routed, known, workload.num_slots * model.top_k)
         about = true, routed, decision, held, num_groups, shared_on_pim
         requests.append(held)
         experts.append(expert_times(*about, kernels, execution))
