@@ -43,9 +43,9 @@ def fitted(mesh, system):
     return dict(zip(known, [found["reduced"], *others]))
 
 
-def halved(statistics, topology, costs, key):
+def halved(statistics, topology, costs, key, progress):
     """Half of every expert on node e mod D, half on the next, endpoints in reverse order."""
-    del costs, key
+    del costs, key, progress
     layers, experts = statistics.frequency.shape
     nodes = topology.num_nodes
     share = np.zeros((layers, experts, nodes))
@@ -56,7 +56,7 @@ def halved(statistics, topology, costs, key):
     return placement.Placement(share, position, name="node_link")
 
 
-def searchless(statistics, topology, costs, key):
+def searchless(statistics, topology, costs, key, progress):
     raise AssertionError("Node Balance alone has the shares of both")
 
 
