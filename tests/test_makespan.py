@@ -177,8 +177,10 @@ def test_errors_name_what_is_wrong():
     with raises("phases wait for each other"):
         circle = [Task("a", phase="x"), Task("b", after=("a",)), Task("c", (), ("b",), phase="x")]
         TaskGraph.of(circle, ())
-    with raises("0 tasks", "1 to"):
+    with raises("0 tasks", "1 to 1"):
         TaskGraph.of([], ())
+    with raises("resources ['gpu', 'gpu']", "every name once"):
+        TaskGraph.of([Task("a", ("gpu",))], ("gpu", "gpu"))
     with raises("4 tasks", "1 to 3"):
         TaskGraph.of(CHAIN, RESOURCES, max_tasks=3)
     dag = TaskGraph.of(CHAIN, RESOURCES)

@@ -82,15 +82,15 @@ class TaskGraph(eqx.Module):
         - `resources`: all that tasks may hold, each by one task at a time.
         - `max_tasks`: pad to so many tasks.
 
-        **Raises:** `ValueError` for a task named twice, an unknown resource or task, a cycle (also
-        between phases), or more than `max_tasks` tasks.
+        **Raises:** `ValueError` for a task or resource named twice, an unknown resource or task, a
+        cycle (also between phases), no task, or more than `max_tasks` tasks.
         """
         given = list(tasks)
         _check_names(given, resources)
         ordered = _topological({task.name: task.waits_for for task in given}, "tasks")
         named = {task.name: task for task in given}
         phases = _phase_order(given)
-        total = len(given) if max_tasks is None else max_tasks
+        total = max(len(given), 1) if max_tasks is None else max_tasks
         if not 1 <= len(given) <= total:
             raise ValueError(f"TaskGraph: {len(given)} tasks: allowed are 1 to {total}")
         index = {name: i for i, name in enumerate(ordered)}
@@ -187,6 +187,8 @@ def _check_names(tasks: list[Task], resources: Sequence[str]) -> None:
     names = [task.name for task in tasks]
     if twice := [name for name in names if names.count(name) > 1 or name == PADDING]:
         raise ValueError(f"TaskGraph: task {twice[0]!r}: allowed is every name once, not {PADDING}")
+    if len(set(resources)) < len(resources):
+        raise ValueError(f"TaskGraph: resources {list(resources)}: allowed is every name once")
     for task in tasks:
         for held in task.resources:
             if held not in resources:
