@@ -140,6 +140,12 @@ def test_errors_name_what_is_wrong(spread):
         moejax.evaluate(MODEL, gpu, workload, spread, key=KEY)
     with pytest.raises(ValueError, match="allowed on nmp-4x8-5t-50g is a Placement or name"):
         moejax.evaluate(MODEL, SYSTEM, workload, lambda *a: None, key=KEY)
+    with pytest.raises(ValueError, match="model = 'mixtral-8x7b': allowed is a MoEModel"):
+        moejax.evaluate("mixtral-8x7b", SYSTEM, workload, "eplb", key=KEY)
+    with pytest.raises(ValueError, match="placement = 'eplb': allowed is a Placement"):
+        report_of("eplb")
+    with pytest.raises(ValueError, match="system is a System: allowed is a NMPSystem"):
+        report_of(spread, system=gpu)
 
 
 def test_every_method_places_every_expert(monkeypatch):

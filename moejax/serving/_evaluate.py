@@ -18,7 +18,7 @@ from moejax.placement import Placement
 from moejax.serving._execution import Execution
 from moejax.serving._fixed import Requests, requests_by_gpu
 from moejax.serving._graph_time import run_graphs
-from moejax.serving._inputs import check_optional, input_status
+from moejax.serving._inputs import check_optional, check_required, input_status
 from moejax.serving._layer_costs import LayerCosts
 from moejax.serving._memory import memory_detail
 from moejax.serving._moe_layers import Decision, Routed, decide, score_layers, summarize
@@ -122,6 +122,7 @@ def evaluate(
 
 
 def _near_memory(model, system, workload, placement, key, must_fit) -> NearMemoryReport:
+    check_required(model=(model, MoEModel), workload=(workload, Workload))
     if isinstance(placement, str):
         placement = place(model, system, workload, placement, key=key)
     if not isinstance(placement, Placement):
@@ -147,13 +148,7 @@ def compare(
 
     **Raises:** as `evaluate`; `ValueError` for two policies of one name.
     """
-    for name, given, kind in (
-        ("model", model, MoEModel),
-        ("system", system, System),
-        ("workload", workload, Workload),
-    ):
-        if not isinstance(given, kind):
-            raise ValueError(f"{name} = {given!r}: allowed is a {kind.__name__}")
+    check_required(model=(model, MoEModel), system=(system, System), workload=(workload, Workload))
     chosen = tuple(policy_of(policy) for policy in policies)
     names = [policy.name for policy in chosen]
     if len(set(names)) < len(names):
@@ -174,9 +169,7 @@ def compare(
     check_optional("believed", believed, (System, PIMCostTable))
     check_optional("efficiency", efficiency, (GPUEfficiency,))
     execution = Execution() if execution is None else execution
-    for name, given, kind in (("execution", execution, Execution), ("must_fit", must_fit, bool)):
-        if not isinstance(given, kind):
-            raise ValueError(f"{name} = {given!r}: allowed is a {kind.__name__}")
+    check_required(execution=(execution, Execution), must_fit=(must_fit, bool))
     if execution.halves == 2 and not is_traced(workload.batch) and int(workload.batch) < 2:
         raise ValueError(f"Workload.batch = {workload.batch}: allowed is 2 or more for two halves")
     check_routing(model, workload)

@@ -18,7 +18,20 @@ def check_optional(name: str, given: object, kinds: tuple[type, ...]) -> None:
     """`ValueError` for an argument that is neither `None` nor of one of some types."""
     if given is not None and not isinstance(given, kinds):
         known = ", ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"{name} = {given!r}: allowed are None, {known}")
+        raise ValueError(f"{_shown(name, given)}: allowed are None, {known}")
+
+
+def check_required(**given: tuple[object, type]) -> None:
+    """`ValueError` for the first argument that is not of its type."""
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            raise ValueError(f"{_shown(name, value)}: allowed is a {kind.__name__}")
+
+
+def _shown(name: str, value: object) -> str:
+    # A module prints as a page.
+    plain = value is None or isinstance(value, str | int | float)
+    return f"{name} = {value!r}" if plain else f"{name} is a {type(value).__name__}"
 
 
 def input_status(

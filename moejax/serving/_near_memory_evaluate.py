@@ -27,6 +27,7 @@ from moejax.noc import (
 )
 from moejax.placement import NodeCosts, Placement, memory_use
 from moejax.serving._accounting import ACCOUNTING, BYTE, Accounting
+from moejax.serving._inputs import check_required
 from moejax.serving._memory import cached_bytes
 from moejax.serving._near_memory import near_memory_time
 from moejax.serving._workload import Workload, check_routing, route, routing_status
@@ -125,6 +126,13 @@ def evaluate_placement(
     the batch, impossible numbers, and with `must_fit` what memory does not hold; a `status` for the
     latter two under tracing.
     """
+    check_required(
+        model=(model, MoEModel),
+        system=(system, NMPSystem),
+        workload=(workload, Workload),
+        placement=(placement, Placement),
+        must_fit=(must_fit, bool),
+    )
     if workload.prefill:
         raise ValueError(
             f"Workload.prefill = {workload.prefill}: allowed is 0 on near-memory systems"
