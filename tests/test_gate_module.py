@@ -239,6 +239,15 @@ def test_layer_scale():
     np.testing.assert_array_equal(gating.layer_scale(np.ones((2, 2, 3)), 1), [1, 1])
     with pytest.raises(ValueError, match="top_k = 3"):
         gating.layer_scale(scores, 3)
+    with pytest.raises(ValueError, match=r"layer_scale: valid has shape \(3,\): allowed is \(2,\)"):
+        gating.layer_scale(scores, 2, jnp.ones(3, bool))
+
+
+def test_a_router_of_other_sizes_is_named():
+    gate = gating.HardwareAwareGate(np.eye(4), top_k=2, **COSTS)
+    for router in (np.ones((6, 4)), np.ones((5, 3))):
+        with pytest.raises(ValueError, match=r"router has shape .*allowed is \[hidden, 4\]"):
+            gate(jnp.ones((2, 5)), router=router)
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,11 @@ class HardwareAwareGate(eqx.Module):
             raise ValueError("this gate holds several layers: call gate.layer(l), or jax.vmap it")
         logits = jnp.asarray(inputs)
         if router is not None:
+            if logits.ndim != 2 or jnp.shape(router) != (logits.shape[1], self.share.shape[0]):
+                raise ValueError(
+                    f"router has shape {jnp.shape(router)}, inputs {logits.shape}: allowed is "
+                    f"[hidden, {self.share.shape[0]}] and [tokens, hidden]"
+                )
             wide = jnp.promote_types(jnp.promote_types(logits.dtype, router.dtype), jnp.float32)
             logits = logits.astype(wide) @ router.astype(wide)
         scores = SCORES[self.score](logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
@@ -245,6 +250,10 @@ def layer_scale(
         raise ValueError(
             f"layer_scale: scores has shape {scores.shape} and top_k = {top_k}: allowed is "
             "[layers, tokens, experts] and 1 to experts - 1"
+        )
+    if valid is not None and jnp.shape(valid) != scores.shape[1:2]:
+        raise ValueError(
+            f"layer_scale: valid has shape {jnp.shape(valid)}: allowed is {scores.shape[1:2]}"
         )
     best = jax.lax.top_k(scores, top_k + 1)[0]
     margin = best[..., 0] - best[..., -1]
