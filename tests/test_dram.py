@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from moejax import hardware
 from moejax.cost import dram
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, data_path
 from tests.oracles import dram as oracle
 from tests.oracles import dram_kernels
 from tests.oracles.pim_timing import Device
@@ -115,7 +115,7 @@ def samsung_timing(pim, nanoseconds):
 
 
 def measured_rows(simulator):
-    path = REPOSITORY.parent / "shared" / "spec" / "oracles.json"
+    path = data_path().parent / "spec" / "oracles.json"
     if not path.is_file():
         pytest.skip(f"no measured rows at {path}")
     rows = [row for row in json.loads(path.read_text()) if simulator in row["simulator"]]
