@@ -20,7 +20,7 @@ from moejax.noc._communication import (
     token_bytes,
 )
 from moejax.noc._gamma import calibrate_gamma
-from tests.conftest import REPOSITORY
+from tests.conftest import data_path
 from tests.oracles import noc_traffic as oracle
 
 
@@ -117,7 +117,7 @@ def test_all_reduce_is_that_of_astra_sim(case, as_array):
 
 
 def test_every_measured_row_of_astra_sim():
-    path = REPOSITORY.parent / "shared" / "spec" / "oracles.json"
+    path = data_path().parent / "spec" / "oracles.json"
     if not path.is_file():
         pytest.skip(f"no measured rows at {path}")
     closed = {name: closed_form for name, (_, closed_form) in CLOSED.items()}
