@@ -10,7 +10,7 @@ import pytest
 
 from moejax import models
 from moejax.models import MODELS, Attention, MoEModel, Precision, Router
-from tests.conftest import REPOSITORY
+from tests.conftest import data_path
 
 
 # Weight matrices counted by hand from each checkpoint's public config, in units of 1e9: all, and
@@ -244,7 +244,7 @@ def test_every_number_has_a_source(name):
 
 
 def test_presets_hold_every_reference_number():
-    path = REPOSITORY.parent / "shared" / "spec" / "presets.json"
+    path = data_path().parent / "spec" / "presets.json"
     if not path.is_file():
         pytest.skip(f"no reference numbers at {path}")
     renamed = {"router.renormalise_topk": "router.renormalize_topk"}
