@@ -26,6 +26,19 @@ def data_path() -> Path:
     return Path(os.environ.get("MOEJAX_DATA", default))
 
 
+# Linux allows a process 65,530 maps of memory, and XLA aborts there.
+MOST_MAPS = 25_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Forgets compiled programs, each of which keeps some maps, before there are too many."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real routing traces; skips the test where it is absent."""
