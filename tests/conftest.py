@@ -7,6 +7,8 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
+from moejax.cli import main
+
 
 # The first example of a property pays for compilation, so a deadline would only measure XLA.
 settings.register_profile(
@@ -54,3 +56,32 @@ def x64():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs one command and gives (exit status, standard output, standard error)."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            status = stop.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(command):
+    """Runs a command that must fail with one line, and gives that line."""
+
+    def run(*arguments):
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, "")
+        assert err.endswith("\n") and err.count("\n") == 1, err
+        assert err.startswith("moejax")
+        return err
+
+    return run

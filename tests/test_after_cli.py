@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from moejax import sweep
-from moejax.cli import main
 from moejax.sweep import Axis, Sweep
 
 
@@ -30,34 +29,6 @@ def folder(tmp_path_factory):
     made = Sweep(axes, fn, seeds=3, about=lambda rate: dict(maker=f"maker {rate:g}"))
     sweep.run(made, out, progress=False)
     return out
-
-
-@pytest.fixture
-def command(capsys):
-    """Runs one command and gives (exit status, standard output, standard error)."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            status = stop.code
-        return status, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def refused(command):
-    """Runs a command that must fail with one line, and gives that line."""
-
-    def run(*arguments):
-        status, out, err = command(*arguments)
-        assert (status, out) == (2, "")
-        assert err.endswith("\n") and err.count("\n") == 1, err
-        return err
-
-    return run
 
 
 def table_of(out):

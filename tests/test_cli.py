@@ -12,7 +12,6 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from moejax import hardware, models
-from moejax.cli import main
 from moejax.cli._format import table
 from moejax.serving import LIMITS, POLICIES
 
@@ -43,35 +42,6 @@ def own_settings(tmp_path_factory):
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
-
-
-@pytest.fixture
-def command(capsys):
-    """Runs one command and gives (exit status, standard output, standard error)."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            status = stop.code
-        return status, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
-def refused(command):
-    """Runs a command that must fail with one line, and gives that line."""
-
-    def run(*arguments):
-        status, out, err = command(*arguments)
-        assert (status, out) == (2, "")
-        assert err.endswith("\n") and err.count("\n") == 1, err
-        assert err.startswith("moejax")
-        return err
-
-    return run
 
 
 def eval_arguments(*more, **changes):
