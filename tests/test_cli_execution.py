@@ -3,8 +3,6 @@
 import jax
 import pytest
 
-from moejax.cli import main
-
 
 COMMAND = ("eval", "--model", "olmoe-1b-7b", "--batch", "4", "--context", "200", "--seeds", "1")
 GPU = (*COMMAND, "--system", "1xb200-hbm-pim", "--policy", "few_tokens")
@@ -16,21 +14,6 @@ def quick_programs():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture
-def command(capsys):
-    """Runs one command and gives (exit status, standard output, standard error)."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            status = main(list(arguments))
-        except SystemExit as stop:
-            status = stop.code
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def test_one_row_with_everything_said_about_it(command):

@@ -82,7 +82,7 @@ def gemv_time(
 
     **Returns:** a scalar in s. 0 for no tokens. NaN under tracing for sizes below 1, negative
     tokens, a phase out of range, or more than there is room for. The scan takes one step for each
-    run of equal commands, 5 a row and token (`samsung`: 9 a tile), about 10 us each on a CPU core.
+    run of equal commands, 5 a row and token (`samsung`: 9 a tile).
 
     **Raises:** `ValueError` naming the argument for an unknown kernel or order, sizes below 1,
     negative tokens, a phase out of range, traced sizes without room, or a kernel longer than 2^29
